@@ -1,14 +1,19 @@
 """Every knob, once: a frozen dataclass, `FREIGHT_*` environment variables, and `freight.config(...)`.
 
 A setting comes from, first to last: its default below, the environment variable `FREIGHT_<NAME>` (read at first use,
-never at import), and the `freight.config(...)` blocks that are open, the innermost last. Settings hold for the whole
-process, like torch's own backend flags: worker threads and autograd's threads see them too.
+never at import; an empty one counts as unset), and the `freight.config(...)` blocks that are open, the innermost last.
+Settings hold for the whole process, like torch's own backend flags: worker threads and autograd's threads see them too.
 """
 
 import dataclasses
+import difflib
+import logging
+import operator
 import os
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,23 +22,25 @@ from typing import Any
 from freight._units import MiB, parse_bytes
 from freight.errors import ArgumentError, ArgumentTypeError, FreightError
 
+_log = logging.getLogger(__name__)
+
 
 def _flag(value: object, what: str) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on"):
         return True
-    if isinstance(value, str) and value.lower() in ("0", "false", "no", "off", ""):
+    if isinstance(value, str) and value.lower() in ("0", "false", "no", "off"):
         return False
     raise ArgumentError(f"{what} must be true or false; got {value!r}.")
 
 
 def _count(value: object, what: str) -> int:
     try:
-        number = int(value)  # type: ignore[call-overload]
+        number = int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise ArgumentError(f"{what} must be a whole number; got {value!r}.") from None
-    if number < 1 or (isinstance(value, float) and value != number):
+        number = 0
+    if number < 1 or isinstance(value, bool):
         raise ArgumentError(f"{what} must be a whole number of at least 1; got {value!r}.")
     return number
 
@@ -41,21 +48,33 @@ def _count(value: object, what: str) -> int:
 def _share(value: object, what: str) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{what} must be a number between 0 and 1; got {value!r}.") from None
-    if not 0 < number <= 1:
-        raise ArgumentError(f"{what} must be above 0 and at most 1; got {value!r}.")
+    except (TypeError, ValueError, OverflowError):
+        number = 0.0
+    if not 0 < number <= 1 or isinstance(value, bool):
+        raise ArgumentError(f"{what} must be a number above 0 and at most 1; got {value!r}.")
     return number
+
+
+def _size(value: Any, what: str) -> int:
+    nbytes = parse_bytes(value, what)
+    if nbytes == 0:
+        raise ArgumentError(f"{what} must be at least one byte; got {value!r}.")
+    return nbytes
 
 
 def _path(value: object, what: str) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise ArgumentTypeError(f"{what} must be a path; got {value!r}.")
-    return Path(value).expanduser()
+    if value == "" or "\0" in str(value):
+        raise ArgumentError(f"{what} must name a directory; got {value!r}.")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ArgumentError(f"{what} begins with a home directory that is not known; got {value!r}.") from None
 
 
 def _optional(parse: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    return lambda value, what: None if value is None or value == "" else parse(value, what)
+    return lambda value, what: None if value is None else parse(value, what)
 
 
 def _knob(default: Any, parse: Callable[[Any, str], Any], doc: str) -> Any:
@@ -75,14 +94,17 @@ class Config:
     host_threads: int | None = _knob(
         None, _optional(_count), "Threads that fault host memory in. Unset: one per usable core, at most 16."
     )
-    slab_bytes: int = _knob(256 * MiB, parse_bytes, "Size of the slabs that pools of short-lived host buffers grow by.")
+    slab_bytes: int = _knob(256 * MiB, _size, "Size of the slabs that pools of short-lived host buffers grow by.")
     disk_dir: Path | None = _knob(
         None,
         _optional(_path),
         "Directory for freight's disk file. Unset: the first of `$TMPDIR`, `/var/tmp` and `/tmp` that is a real disk.",
     )
     disk_threads: int = _knob(8, _count, "Threads that read and write the disk.")
-    disk_block_bytes: int = _knob(8 * MiB, parse_bytes, "Size of one read or write of the disk.")
+    disk_block_bytes: int = _knob(8 * MiB, _size, "Size of one read or write of the disk.")
+    direct_io: bool = _knob(
+        True, _flag, "Keep freight's disk file out of the page cache; an error where the file system cannot."
+    )
     checksum: bool = _knob(False, _flag, "Check every byte read back from disk against a checksum taken at writing.")
     cache_dir: Path | None = _knob(
         None,
@@ -100,8 +122,12 @@ class Config:
         """The cache directory in force, `cache_dir` or the user's own."""
         if self.cache_dir is not None:
             return self.cache_dir
-        home = os.environ.get("XDG_CACHE_HOME")
-        return (Path(home) if home else Path.home() / ".cache") / "freight"
+        if home := os.environ.get("XDG_CACHE_HOME"):
+            return Path(home) / "freight"
+        try:
+            return Path.home() / ".cache" / "freight"
+        except RuntimeError:  # a user without a home, as in some containers
+            return Path(tempfile.gettempdir()) / f"freight-{os.getuid()}"
 
 
 def variable(name: str) -> str:
@@ -109,7 +135,7 @@ def variable(name: str) -> str:
     return f"FREIGHT_{name.upper()}"
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _layers: list["_Layer"] = []
 _from_environment: Config | None = None
 _current: Config | None = None
@@ -135,8 +161,9 @@ def _merged() -> Config:
 def _environment() -> Config:
     global _from_environment
     if _from_environment is None:
-        names = [knob.name for knob in dataclasses.fields(Config)]
-        given = {name: os.environ[variable(name)] for name in names if variable(name) in os.environ}
+        known = {variable(name): name for name in _names()}
+        _warn_of_strangers(known)
+        given = {name: os.environ[var] for var, name in known.items() if os.environ.get(var)}
         for name, text in given.items():
             try:
                 Config(**{name: text})  # type: ignore[arg-type]
@@ -144,6 +171,22 @@ def _environment() -> Config:
                 raise type(error)(f"environment variable {variable(name)}={text!r}: {error}") from None
         _from_environment = Config(**given)  # type: ignore[arg-type]
     return _from_environment
+
+
+def _warn_of_strangers(known: Iterable[str]) -> None:
+    """A misspelt variable would be ignored silently."""
+    for var in sorted(os.environ):
+        if var.startswith("FREIGHT_") and var not in known:
+            _log.warning("environment variable %s is none of freight's and is ignored.%s", var, _near(var, known))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _names() -> list[str]:
+    return [knob.name for knob in dataclasses.fields(Config)]
 
 
 class _Layer:
@@ -155,20 +198,20 @@ class _Layer:
     def __enter__(self) -> Config:
         global _current
         with _lock:
-            if any(layer is self for layer in _layers):
-                raise FreightError("this freight.config(...) block is entered already; make a new one to nest it.")
+            settings = dataclasses.replace(_merged(), **self.changes)  # first: a bad environment raises here
             _layers.append(self)
-            _current = _merged()
-            return _current
+            _current = settings
+            return settings
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         global _current
         with _lock:
-            _layers[:] = [layer for layer in _layers if layer is not self]
+            mine = [at for at, layer in enumerate(_layers) if layer is self]  # several where a block is entered again
+            del _layers[mine[-1]]
             _current = _merged()
 
 
-def config(**changes: Any) -> _Layer:
+def config(**changes: Any) -> AbstractContextManager[Config]:
     """Change settings inside a `with` block; entering it gives the settings in force.
 
     >>> import freight
@@ -176,9 +219,27 @@ def config(**changes: Any) -> _Layer:
     ...     settings.host_bytes
     8589934592
     """
-    known = [knob.name for knob in dataclasses.fields(Config)]
+    known = _names()
     for name in changes:
         if name not in known:
-            raise ArgumentTypeError(f"freight.config has no setting {name!r}; it has: {', '.join(known)}.")
+            raise ArgumentTypeError(
+                f"freight.config has no setting {name!r}.{_near(name, known)} It has: {', '.join(known)}."
+            )
     Config(**changes)  # a wrong value is an error here, not where it is first used
     return _Layer(changes)
+
+
+def reset() -> None:
+    """Forget the environment and every open block, as in a new process; for tests."""
+    global _from_environment, _current
+    with _lock:
+        _layers.clear()
+        _from_environment = _current = None
+
+
+def _forget_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)  # another thread of the parent may have held it

@@ -26,13 +26,18 @@ def in_forked_child() -> bool:
     return torch.cuda._is_in_bad_fork()
 
 
-def require(what: str) -> None:
-    """Raise unless this process can use a GPU; `what` names the thing that needs it."""
+def refuse_fork(what: str) -> None:
+    """Raise in a forked child of a process that used CUDA; `what` names the thing that needs it."""
     if in_forked_child():
         raise ForkedError(
             f"{what} needs CUDA, which does not work in process {os.getpid()}: it was forked after CUDA had started. "
             "Start workers with the 'spawn' method, or keep GPU work in the parent."
         )
+
+
+def require(what: str) -> None:
+    """Raise unless this process can use a GPU; `what` names the thing that needs it."""
+    refuse_fork(what)
     if not torch.cuda.is_available():
         raise UnsupportedError(f"{what} needs a GPU and torch sees none; `freight doctor` says why.")
 
