@@ -6,6 +6,7 @@ memory), what the machine has available at the moment, and what the container al
 
 import os
 import threading
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class Budget:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held = 0
+        self._taken = 0
+        self._returned: deque[int] = deque()  # by finalizers, which may run while this thread holds the lock
 
     def take(self, nbytes: int, purpose: str) -> None:
         """Put `nbytes` on the account, or raise with what is left and what to do."""
@@ -46,12 +48,11 @@ class Budget:
             room = self._room()
             if nbytes > room.left:
                 raise HostMemoryError(_refusal(nbytes, purpose, room))
-            self._held += nbytes
+            self._taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Take `nbytes` off the account."""
-        with self._lock:
-            self._held -= nbytes
+        """Take `nbytes` off the account; never waits, so that finalizers may call it."""
+        self._returned.append(nbytes)
 
     def room(self) -> Room:
         """What is held and left now."""
@@ -60,17 +61,19 @@ class Budget:
 
     def forget(self) -> None:
         """Start anew in a forked child, where another thread may have held the lock."""
-        self._lock = threading.Lock()
-        self._held = 0
+        self.__init__()
 
     def _room(self) -> Room:
+        while self._returned:
+            self._taken -= self._returned.popleft()
+        held = self._taken
         settings = current()
         memory = psutil.virtual_memory()
         total, available = _within_container(memory.total, memory.available)
         if settings.host_bytes is not None:
-            return Room(self._held, settings.host_bytes, available, f"host_bytes={show_bytes(settings.host_bytes)}")
+            return Room(held, settings.host_bytes, available, f"host_bytes={show_bytes(settings.host_bytes)}")
         reason = f"host_share={settings.host_share:g} of {show_bytes(total)}"
-        return Room(self._held, int(settings.host_share * total), available, reason)
+        return Room(held, int(settings.host_share * total), available, reason)
 
 
 def _refusal(nbytes: int, purpose: str, room: Room) -> str:
@@ -89,13 +92,23 @@ def _refusal(nbytes: int, purpose: str, room: Room) -> str:
 
 def _within_container(total: int, available: int) -> tuple[int, int]:
     """The machine's memory, or the container's where that is less."""
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        limit = _number(_CGROUP / "memory" / "memory.limit_in_bytes")
-        used = _number(_CGROUP / "memory" / "memory.usage_in_bytes")
-    if limit is None or used is None or limit >= total:
-        return total, available
-    return limit, min(available, max(0, limit - used))
+    for limit_file, used_file, folder in (
+        ("memory.max", "memory.current", _CGROUP),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", _CGROUP / "memory"),
+    ):
+        limit, used = _number(folder / limit_file), _number(folder / used_file)
+        if limit is not None and used is not None and limit < total:
+            return limit, min(available, max(0, limit - used + _file_cache(folder / "memory.stat")))
+    return total, available
+
+
+def _file_cache(statistics: Path) -> int:
+    """Bytes of files in the page cache, which count as used and are given up on demand."""
+    try:
+        lines = dict(line.split() for line in statistics.read_text().splitlines())
+        return int(lines.get("inactive_file", 0)) + int(lines.get("active_file", 0))
+    except (OSError, ValueError):
+        return 0
 
 
 def _number(path: Path) -> int | None:

@@ -5,9 +5,13 @@ inside a registered one uses that registration, the same range twice is one regi
 error that names both.
 """
 
+import atexit
 import bisect
 import os
 import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +22,9 @@ from freight.errors import OverlapError
 
 
 @dataclass(eq=False)
-class _Range:
+class Range:
+    """Registered memory; it ends with its last user."""
+
     start: int
     end: int
     keep: object  # whoever owns the memory; it must not be freed while it is registered
@@ -31,19 +37,24 @@ class _Range:
 
 
 class Registry:
-    """The registered ranges of this process."""
+    """The registered ranges of this process.
+
+    `release` is called by finalizers, which run in any thread at any moment, also inside these methods. It therefore
+    only queues what ended; whoever holds the lock, or gets it, does the rest.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a finalizer may run in the thread that holds it
+        self._lock = threading.Lock()
         self._starts: list[int] = []
-        self._ranges: list[_Range] = []
-        self._deferred: list[_Range] = []
+        self._ranges: list[Range] = []
+        self._ended: deque[Range] = deque()
+        self._deferred: list[Range] = []  # cannot be unlocked while a CUDA graph is being captured
 
-    def acquire(self, address: int, nbytes: int, keep: object, *, pinned_by_others: bool = False) -> "_Range":
+    def acquire(self, address: int, nbytes: int, keep: object, *, pinned_by_others: bool = False) -> Range:
         """Have the range page-locked, by a new registration or inside an existing one."""
         end = address + nbytes
-        with self._lock:
-            self.release_deferred()
+        with self._exclusive():
+            self._unlock_deferred()
             touching = self._touching(address, end)
             if len(touching) == 1 and touching[0].start <= address and end <= touching[0].end:
                 touching[0].users += 1
@@ -57,44 +68,31 @@ class Registry:
             lock = _cuda.available() and not pinned_by_others
             if lock:
                 _cuda.register(address, nbytes)
-            new = _Range(address, end, keep, lock)
+            new = Range(address, end, keep, lock)
             at = bisect.bisect(self._starts, address)
             self._starts.insert(at, address)
             self._ranges.insert(at, new)
             return new
 
-    def release(self, used: "_Range") -> None:
-        """End one use of a range; the last one unlocks it. Never raises."""
-        with self._lock:
-            if used.process != os.getpid():
-                return
-            used.users -= 1
-            if used.users:
-                return
-            at = bisect.bisect_left(self._starts, used.start)
-            del self._starts[at], self._ranges[at]
-            if used.locked:
-                self._unlock(used)
-            else:
-                used.keep = None
+    def release(self, used: Range) -> None:
+        """End one use of a range; the last one unlocks it. Never raises, never waits for another thread."""
+        self._ended.append(used)
+        self._settle()
 
-    def release_deferred(self) -> None:
-        """Unlock what could not be unlocked while a CUDA graph was being captured."""
-        with self._lock:
-            waiting, self._deferred = self._deferred, []
-            for used in waiting:
-                self._unlock(used)
+    def covers(self, address: int, nbytes: int) -> bool:
+        """Whether the whole range lies in one that is registered."""
+        with self._exclusive():
+            touching = self._touching(address, address + max(nbytes, 1))
+            return any(found.start <= address and address + nbytes <= found.end for found in touching)
 
-    def _unlock(self, used: "_Range") -> None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self._deferred.append(used)  # any such call now would spoil the capture; the memory stays until later
-            return
-        _cuda.unregister(used.start)
-        used.keep = None
+    def held_bytes(self) -> int:
+        """Bytes registered now."""
+        with self._exclusive():
+            return sum(used.end - used.start for used in self._ranges)
 
     def release_all(self) -> None:
         """Unlock everything, at exit and while the context still stands."""
-        with self._lock:
+        with self._exclusive():
             for used in (*self._ranges, *self._deferred):
                 if used.locked and used.process == os.getpid():
                     _cuda.unregister(used.start)
@@ -105,12 +103,48 @@ class Registry:
         """Start anew in a forked child, which has no part in its parent's registrations."""
         self.__init__()
 
-    def held_bytes(self) -> int:
-        """Bytes registered now."""
-        with self._lock:
-            return sum(used.end - used.start for used in self._ranges)
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._settle()
 
-    def _touching(self, start: int, end: int) -> list[_Range]:
+    def _settle(self) -> None:
+        """End what was queued, unless somebody holds the lock: then they do it when they leave."""
+        while self._ended and self._lock.acquire(blocking=False):
+            try:
+                while self._ended:
+                    self._end_use(self._ended.popleft())
+            finally:
+                self._lock.release()
+
+    def _end_use(self, used: Range) -> None:
+        if used.process != os.getpid():
+            return
+        used.users -= 1
+        if used.users:
+            return
+        at = bisect.bisect_left(self._starts, used.start)
+        del self._starts[at], self._ranges[at]
+        self._unlock(used)
+
+    def _unlock_deferred(self) -> None:
+        waiting, self._deferred = self._deferred, []
+        for used in waiting:
+            self._unlock(used)
+
+    def _unlock(self, used: Range) -> None:
+        if used.locked and torch.cuda.is_current_stream_capturing():
+            self._deferred.append(used)  # any such call now would spoil the capture; the memory stays until later
+            return
+        if used.locked:
+            _cuda.unregister(used.start)
+            used.locked = False
+        used.keep = None
+
+    def _touching(self, start: int, end: int) -> list[Range]:
         at = bisect.bisect(self._starts, start)
         first = at - 1 if at and self._ranges[at - 1].end > start else at
         last = bisect.bisect_left(self._starts, end)
@@ -119,3 +153,4 @@ class Registry:
 
 registry = Registry()
 os.register_at_fork(after_in_child=registry.forget)
+atexit.register(registry.release_all)

@@ -1,0 +1,381 @@
+"""Bytes on disk: one nameless file reserved in full, cut into extents, read and written by a few threads.
+
+    Extent       EMPTY -> WRITING -> WRITTEN (or FAILED)   and FREED at any time, once what moves on it is over
+
+A transfer is cut into blocks, each moved by one thread through a page-locked slot of its own: from the GPU to the slot
+to the disk, or back. While one thread waits for the disk another has its bytes on the link, so the copy is hidden.
+Memory that is aligned as direct I/O needs it goes without a slot. What fails is raised to whoever waits; what was not
+written whole is never read.
+"""
+
+import ctypes
+import enum
+import errno
+import os
+import queue
+import threading
+import weakref
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from freight import _direct
+from freight._config import current
+from freight._direct import ALIGN
+from freight._units import parse_bytes, round_up, show_bytes
+from freight.errors import ArgumentError, ChecksumError, ClosedError, DiskFullError, ForkedError, FreightError
+from freight.memory._host import HostBlock, allocate
+from freight.memory._spans import Spans
+from freight.memory._streams import CopyStreams, as_bytes
+from freight.memory._token import Token
+
+
+class Content(enum.Enum):
+    """What an extent holds."""
+
+    EMPTY = "empty"
+    WRITING = "being written"
+    WRITTEN = "written"
+    FAILED = "failed to be written"
+    FREED = "freed"
+
+
+class Extent:
+    """A place in the file for `nbytes` bytes; made by `DiskFile.allocate`."""
+
+    def __init__(self, offset: int, nbytes: int, file: "DiskFile") -> None:
+        self.offset = offset
+        self.nbytes = nbytes
+        self._file = file
+        self._content = Content.EMPTY
+        self._writing: Token | None = None
+        self._moving = 0  # transfers under way on it
+        self._sums: dict[int, int] = {}
+
+    @property
+    def content(self) -> Content:
+        """What it holds now."""
+        return self._content
+
+    def __repr__(self) -> str:
+        return f"Extent({show_bytes(self.nbytes)} at {self.offset}, {self._content.value})"
+
+
+@dataclass(frozen=True)
+class DiskStats:
+    """A disk file at one moment; `largest` is the longest extent that could be allocated."""
+
+    directory: str
+    file_system: str
+    direct: bool
+    nbytes: int
+    free: int
+    largest: int
+    extents: int
+    under_way: int
+    bytes_written: int
+    bytes_read: int
+
+
+class DiskFile:
+    """A nameless file of `nbytes`, reserved when it is made and gone when it is closed or the process ends.
+
+    >>> with freight.config(direct_io=False), DiskFile("1MiB") as disk:
+    ...     extent = disk.allocate(12)
+    ...     disk.write(extent, torch.tensor([1.0, 2.0, 3.0])).wait()
+    ...     back = torch.empty(3)
+    ...     disk.read(extent, back).wait()
+    ...     back.tolist()
+    [1.0, 2.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        nbytes: int | str,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        checksum: bool | None = None,
+        threads: int | None = None,
+        block_bytes: int | str | None = None,
+        streams: CopyStreams | None = None,
+    ) -> None:
+        settings = current()
+        self.nbytes = round_up(parse_bytes(nbytes, "nbytes"), ALIGN)
+        self.directory = Path(directory) if directory is not None else _direct.default_directory()
+        self.direct = settings.direct_io
+        self._checksum = settings.checksum if checksum is None else checksum
+        self._threads = settings.disk_threads if threads is None else threads
+        block = settings.disk_block_bytes if block_bytes is None else parse_bytes(block_bytes, "block_bytes")
+        self._block = round_up(max(block, 1), ALIGN)
+        if self._threads < 1:
+            raise ArgumentError(f"threads must be at least 1; got {self._threads}.")
+        self._streams = streams or CopyStreams()
+        self._lock = threading.RLock()
+        self._spans = Spans(self.nbytes, ALIGN)
+        self._under_way: set[_Transfer] = set()
+        self._written = self._read = 0
+        self._process = os.getpid()
+        self._slots_memory = allocate(self._threads * self._block, purpose="staging for the disk")
+        self._slots = _slots(self._slots_memory, self._block)
+        self._fd = _direct.open_nameless(self.directory, self.nbytes, direct=self.direct)
+        self._workers = ThreadPoolExecutor(self._threads, thread_name_prefix="freight-disk")
+        self._end = weakref.finalize(self, _end, self._fd, self._workers, self._process)
+
+    def allocate(self, nbytes: int) -> Extent:
+        """A place for `nbytes`; a DiskFullError says how much is free and in what pieces."""
+        self._check_open()
+        with self._lock:
+            offset = self._spans.take(nbytes)
+            if offset is None:
+                free, pieces, largest = self._spans.free, self._spans.pieces, self._spans.largest
+                raise DiskFullError(
+                    errno.ENOSPC,
+                    f"freight's disk file has no place for {show_bytes(nbytes)}: of {show_bytes(self.nbytes)}, "
+                    f"{show_bytes(free)} are free in {pieces} pieces, the longest {show_bytes(largest)}. "
+                    "Free extents, or make the file larger",
+                    str(self.directory),
+                )
+            return Extent(offset, nbytes, self)
+
+    def free(self, extent: Extent) -> None:
+        """Give the extent's place back, once transfers under way on it are over."""
+        self._check_open()
+        with self._lock:
+            self._check_mine(extent)
+            extent._content = Content.FREED
+            if not extent._moving:
+                self._spans.give_back(extent.offset)
+
+    def write(self, extent: Extent, tensor: Tensor, *, after: Any = None) -> Token:
+        """Start writing `tensor`, on the CPU or the GPU, to `extent`; it must have as many bytes.
+
+        A GPU tensor is read once the current stream has done what it was given so far, or at the event `after`.
+        The tensor is kept alive, and must not be changed, until the token is done.
+        """
+        self._check_open()
+        source = as_bytes(tensor, "tensor")
+        with self._lock:
+            self._check_transfer(extent, source)
+            if extent._moving:
+                raise FreightError(f"{extent} is in use by another transfer; wait for its token before writing anew.")
+            transfer = _Transfer("write", extent, source, self._ready(source, after), None)
+            extent._content = Content.WRITING
+            extent._sums = {}
+            extent._writing = transfer.token
+            return self._start(transfer)
+
+    def read(self, extent: Extent, tensor: Tensor, *, after: Any = None) -> Token:
+        """Start reading `extent` into `tensor`, on the CPU or the GPU; it must have as many bytes.
+
+        A read of an extent that is still being written comes after the write. A GPU tensor is written once the
+        current stream has done what it was given so far, or at the event `after`.
+        """
+        self._check_open()
+        to = as_bytes(tensor, "tensor")
+        with self._lock:
+            self._check_transfer(extent, to)
+            if extent._content not in (Content.WRITING, Content.WRITTEN):
+                raise FreightError(f"{extent} cannot be read: write it first.")
+            return self._start(_Transfer("read", extent, to, self._ready(to, after), extent._writing))
+
+    def stats(self) -> DiskStats:
+        """What the file holds and has moved."""
+        with self._lock:
+            return DiskStats(
+                directory=str(self.directory),
+                file_system=_direct.file_system(self.directory).name,
+                direct=self.direct,
+                nbytes=self.nbytes,
+                free=self._spans.free,
+                largest=self._spans.largest,
+                extents=self._spans.taken,
+                under_way=len(self._under_way),
+                bytes_written=self._written,
+                bytes_read=self._read,
+            )
+
+    def join(self) -> None:
+        """Wait until no transfer is under way, without raising their errors."""
+        while True:
+            with self._lock:
+                tokens = [transfer.token for transfer in self._under_way]
+            if not tokens:
+                return
+            for token in tokens:
+                token.join()
+
+    def close(self) -> None:
+        """Wait for transfers under way, then free the file and the staging memory. Again does nothing."""
+        if self._process == os.getpid():
+            self.join()
+            self._workers.shutdown(wait=True)
+        self._end()
+        self._slots_memory.close()
+
+    def __enter__(self) -> "DiskFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DiskFile({show_bytes(self.nbytes)} in {self.directory}{'' if self._end.alive else ', closed'})"
+
+    def _start(self, transfer: "_Transfer") -> Token:
+        transfer.extent._moving += 1
+        self._under_way.add(transfer)
+        starts = range(0, transfer.bytes.numel(), self._block)
+        transfer.left = max(1, len(starts))
+        for start in starts or (0,):
+            self._workers.submit(self._move, transfer, start)
+        return transfer.token
+
+    def _move(self, transfer: "_Transfer", start: int) -> None:
+        """One block of a transfer, on a worker thread."""
+        try:
+            if transfer.error is None:
+                transfer.token._run()
+                if transfer.behind is not None:  # it was queued earlier, so another thread has it already
+                    transfer.behind.wait()
+                nbytes = min(self._block, transfer.bytes.numel() - start)
+                if nbytes:
+                    (self._write_block if transfer.what == "write" else self._read_block)(transfer, start, nbytes)
+        except BaseException as error:
+            transfer.error = transfer.error or error
+        finally:
+            self._finish_block(transfer)
+
+    def _write_block(self, transfer: "_Transfer", start: int, nbytes: int) -> None:
+        piece = transfer.bytes[start : start + nbytes]
+        on_gpu = transfer.ready is not None
+        if not on_gpu and self._can_go_as_it_is(piece):
+            self._write_from(transfer.extent, start, piece.data_ptr(), nbytes, nbytes)
+            return
+        slot = self._slots.get()
+        try:
+            if on_gpu:
+                self._streams.copy(slot[:nbytes], piece, after=transfer.ready).wait()
+            else:
+                slot[:nbytes].copy_(piece)
+            padded = round_up(nbytes, ALIGN)
+            slot[nbytes:padded].zero_()
+            self._write_from(transfer.extent, start, slot.data_ptr(), nbytes, padded)
+        finally:
+            self._slots.put(slot)
+
+    def _read_block(self, transfer: "_Transfer", start: int, nbytes: int) -> None:
+        piece = transfer.bytes[start : start + nbytes]
+        on_gpu = transfer.ready is not None
+        if not on_gpu and self._can_go_as_it_is(piece):
+            self._read_into(transfer.extent, start, piece.data_ptr(), nbytes, nbytes)
+            return
+        slot = self._slots.get()
+        try:
+            self._read_into(transfer.extent, start, slot.data_ptr(), nbytes, round_up(nbytes, ALIGN))
+            if on_gpu:
+                self._streams.copy(piece, slot[:nbytes], after=transfer.ready).wait()
+            else:
+                piece.copy_(slot[:nbytes])
+        finally:
+            self._slots.put(slot)
+
+    def _write_from(self, extent: Extent, start: int, address: int, nbytes: int, padded: int) -> None:
+        if self._checksum:
+            extent._sums[start] = _sum(address, nbytes)
+        _direct.write_from(self._fd, address, padded, extent.offset + start)
+
+    def _read_into(self, extent: Extent, start: int, address: int, nbytes: int, padded: int) -> None:
+        _direct.read_into(self._fd, address, padded, extent.offset + start)
+        if self._checksum and _sum(address, nbytes) != extent._sums[start]:
+            reason = f"{show_bytes(nbytes)} read back at offset {extent.offset + start} are not what was written"
+            raise ChecksumError(errno.EIO, reason, str(self.directory))
+
+    def _finish_block(self, transfer: "_Transfer") -> None:
+        with self._lock:
+            transfer.left -= 1
+            if transfer.left:
+                return
+            extent, moved = transfer.extent, transfer.bytes.numel() if transfer.error is None else 0
+            if transfer.what == "write":
+                self._written += moved
+                if extent._content is Content.WRITING:
+                    extent._content = Content.WRITTEN if transfer.error is None else Content.FAILED
+            else:
+                self._read += moved
+            extent._moving -= 1
+            if extent._content is Content.FREED and not extent._moving:
+                self._spans.give_back(extent.offset)
+            self._under_way.discard(transfer)
+            transfer.bytes = transfer.bytes[:0]  # the tensor may go now
+        transfer.token._finish(transfer.error)
+
+    def _can_go_as_it_is(self, piece: Tensor) -> bool:
+        return not self.direct or (piece.data_ptr() % ALIGN == 0 and piece.numel() % ALIGN == 0)
+
+    def _ready(self, tensor: Tensor, after: Any) -> Any:
+        """The event that a transfer of GPU memory starts behind; None for host memory."""
+        if not self._streams.is_device(tensor):
+            if tensor.device.type != "cpu":
+                raise ArgumentError(
+                    f"the tensor is on {tensor.device}, which is not the device of this file's streams."
+                )
+            return None
+        return self._streams.now() if after is None else after
+
+    def _check_transfer(self, extent: Extent, tensor: Tensor) -> None:
+        self._check_mine(extent)
+        if tensor.numel() != extent.nbytes:
+            raise ArgumentError(f"{extent} is for {extent.nbytes} bytes; the tensor has {tensor.numel()}.")
+
+    def _check_mine(self, extent: Extent) -> None:
+        if extent._file is not self:
+            raise ArgumentError(f"{extent} belongs to another file, {extent._file}.")
+        if extent._content is Content.FREED:
+            raise FreightError(f"{extent} was freed; allocate a new one.")
+
+    def _check_open(self) -> None:
+        """Before the lock is taken, which in a forked child may be held by a thread that is not there."""
+        if not self._end.alive:
+            raise ClosedError(f"freight's disk file in {self.directory} was closed; make a new one.")
+        if self._process != os.getpid():
+            raise ForkedError(
+                f"this disk file belongs to process {self._process}, and process {os.getpid()} was forked from it. "
+                "Make a file of its own in each process."
+            )
+
+
+class _Transfer:
+    """A read or write under way; `ready` is the event it starts behind, None where it stays in host memory."""
+
+    def __init__(self, what: str, extent: Extent, data: Tensor, ready: Any, behind: Token | None) -> None:
+        self.what = what
+        self.extent = extent
+        self.bytes = data
+        self.ready = ready
+        self.behind = behind
+        self.left = 0
+        self.error: BaseException | None = None
+        self.token = Token(f"{what} of {show_bytes(data.numel())}, disk")
+
+
+def _slots(memory: HostBlock, block: int) -> "queue.SimpleQueue[Tensor]":
+    slots: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+    for slot in memory.tensor().split(block):
+        slots.put(slot)
+    return slots
+
+
+def _sum(address: int, nbytes: int) -> int:
+    return zlib.crc32((ctypes.c_ubyte * nbytes).from_address(address))
+
+
+def _end(fd: int, workers: ThreadPoolExecutor, process: int) -> None:
+    """Runs when no transfer is under way: each of them holds the file."""
+    if process == os.getpid():  # a forked child has the descriptor but not the threads
+        workers.shutdown(wait=False)
+    os.close(fd)

@@ -1,0 +1,27 @@
+"""What freight holds of the host's memory at one moment."""
+
+from dataclasses import dataclass
+
+from freight.memory._budget import budget
+from freight.memory._registry import registry
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes of host memory: `held` by freight, `locked` for the GPU (callers' own included), `left` to be had."""
+
+    held: int
+    locked: int
+    left: int
+    limit: int
+    limited_by: str
+
+
+def stats() -> MemoryStats:
+    """What freight holds now, and what is left of its limits.
+
+    >>> stats().held >= 0
+    True
+    """
+    room = budget.room()
+    return MemoryStats(room.held, registry.held_bytes(), room.left, room.limit, room.limited_by)
