@@ -1,4 +1,4 @@
-"""Reading a JSON object strictly: each field once, by kind; what is missing, of another kind or left over is an error."""
+"""Reading a JSON object strictly: each field once, by kind; what is missing, misfit or left over is an error."""
 
 import math
 from collections.abc import Callable, Iterator

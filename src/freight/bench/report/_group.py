@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from freight.bench._record import Cell, Record, Rival, Scalar
+from freight.bench._record import Cell, Measured, Record, Rival, Scalar
 from freight.bench.report import _show
 from freight.errors import RecordError
 
-Stale = Callable[[Cell], bool]  # whether a cell is older than the code that it measures
+Stale = Callable[[Cell, str], bool]  # whether a cell is older than the code that it measures in the benchmark
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Axis:
 
     name: str
     values: tuple[Scalar, ...]
+    ids: bool = False  # stands for the cells' ids, where nothing else tells the cells apart
 
     @property
     def numeric(self) -> bool:
@@ -31,6 +32,11 @@ class Axis:
     def show(self, value: Scalar) -> str:
         """One value for people."""
         return _show.axis_value(self.name, value)
+
+    def show_in_full(self, value: Scalar) -> str:
+        """One value for people where no heading says what it is: a bare number gets its axis's name."""
+        speaks = isinstance(value, str) or (_show.is_bytes(self.name) and self.numeric)
+        return self.show(value) if speaks else f"{self.label} {self.show(value)}"
 
 
 @dataclass(frozen=True)
@@ -81,26 +87,21 @@ class Group:
 
     def place(self, cell: Cell) -> tuple[Scalar, ...]:
         """Where a cell stands on the varying axes."""
-        return tuple(_value(cell, axis.name) for axis in self.axes)
+        return tuple(cell.id if axis.ids else cell.axes.get(axis.name) for axis in self.axes)
 
     def where(self, cell: Cell) -> str:
         """Where a cell stands, for people: `h2d · 1 GiB`; a number gets its axis's name."""
-        parts = []
-        for axis, value in zip(self.axes, self.place(cell), strict=True):
-            bare = not axis.numeric or _show.is_bytes(axis.name)
-            parts.append(axis.show(value) if bare else f"{axis.label} {axis.show(value)}")
+        parts = [axis.show_in_full(value) for axis, value in zip(self.axes, self.place(cell), strict=True)]
         return " · ".join(parts) or self.shared or cell.id
+
+    def elsewhere(self, cell: Cell, axis: Axis) -> tuple[str, ...]:
+        """Where a cell stands on every axis but one, for people."""
+        places = zip(self.axes, self.place(cell), strict=True)
+        return tuple(other.show_in_full(value) for other, value in places if other is not axis)
 
     def is_stale(self, cell: Cell) -> bool:
         """Whether the cell is older than the code it measures."""
         return cell.id in self.stale_ids
-
-
-ID = "case"  # the axis that stands for cells' ids
-
-
-def _value(cell: Cell, axis: str) -> Scalar:
-    return cell.id if axis == ID and ID not in cell.axes else cell.axes.get(axis)
 
 
 def _varying(cells: Sequence[Cell]) -> tuple[Axis, ...]:
@@ -120,8 +121,8 @@ def groups(record: Record, stale: Stale) -> list[Group]:
         axes = _varying(cells)
         places = {tuple(cell.axes.get(axis.name) for axis in axes) for cell in cells}
         if len(places) < len(cells):
-            axes = (*axes, Axis(ID, tuple(cell.id for cell in cells)))
-        old = frozenset(cell.id for cell in cells if stale(cell))
+            axes = (*axes, Axis("case", tuple(cell.id for cell in cells), ids=True))
+        old = frozenset(cell.id for cell in cells if stale(cell, record.benchmark))
         group = Group(record, name, tuple(cells), axes, old)
         ordered = sorted(cells, key=lambda cell, group=group: _rank(group, cell))
         found.append(Group(record, name, tuple(ordered), axes, old))
@@ -133,7 +134,10 @@ def _rank(group: Group, cell: Cell) -> tuple[int, ...]:
 
 
 def select(records: Sequence[Record], key: str, stale: Stale) -> list[Group]:
-    """The groups that `key` names: `links/copy`, all of `links`, or `links.h200/copy` where several GPUs have records."""
+    """The groups that `key` names.
+
+    It is `links/copy`, or `links` for all groups, or `links.h200/copy` where several GPUs have records.
+    """
     benchmark, _, name = key.partition("/")
     matching = [r for r in records if benchmark in (r.benchmark, f"{r.benchmark}.{r.gpu}")]
     if not matching:
@@ -150,10 +154,29 @@ def select(records: Sequence[Record], key: str, stale: Stale) -> list[Group]:
     return found
 
 
+def ways(cell: Cell) -> list[tuple[str, Measured | None]]:
+    """The ways that a cell compares, the subject first; None where one was absent."""
+    return [(cell.subject.name, cell.subject), *((rival.name, rival.measured) for rival in cell.rivals)]
+
+
+def measurements(cells: Sequence[Cell]) -> list[Measured]:
+    """All that was measured in `cells`."""
+    return [measured for cell in cells for _, measured in ways(cell) if measured]
+
+
+def far_apart(cells: Sequence[Cell]) -> bool:
+    """Whether the values of `cells` differ too much to be seen on one linear scale."""
+    medians = [measured.median for measured in measurements(cells)]
+    return min(medians) > 0 and max(medians) > _FAR * min(medians)
+
+
+_FAR = 50
+
+
 def verdict(rival: Rival) -> str:
-    """`faster`, `slower` or `level` for the subject, `absent` for the rival; the 95 % interval decides."""
+    """`ahead`, `behind` or `level` for the subject, `absent` for the rival; the 95 % interval decides."""
     if rival.ratio_low is None or rival.ratio_high is None:
         return "absent"
     if rival.ratio_low > 1:
-        return "faster"
-    return "slower" if rival.ratio_high < 1 else "level"
+        return "ahead"
+    return "behind" if rival.ratio_high < 1 else "level"

@@ -6,6 +6,15 @@ from freight._units import show_bytes
 from freight.bench._record import Cell, Measured, Rival, Scalar, Target
 
 
+def plain(text: str) -> str:
+    """`text` on one line, without characters that do not print: it may come from anywhere and go anywhere.
+
+    >>> plain("two\\nlines \\x1b[31m")
+    'two lines [31m'
+    """
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
 def number(value: float) -> str:
     """`value` in three significant digits, whole above 1000.
 
