@@ -106,6 +106,9 @@ class Config:
         True, _flag, "Keep freight's disk file out of the page cache; an error where the file system cannot."
     )
     checksum: bool = _knob(False, _flag, "Check every byte read back from disk against a checksum taken at writing.")
+    check_ids: bool = _knob(
+        False, _flag, "Wait after every gather and raise at once for an id outside its table; for finding such an id."
+    )
     cache_dir: Path | None = _knob(
         None,
         _optional(_path),

@@ -9,7 +9,7 @@ import pytest
 import freight
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["__version__", "config", "errors", "machine"]
+NAMES = ["UnifiedTensor", "__version__", "config", "errors", "gather_rows", "machine", "unified"]
 
 
 def test_names_are_frozen() -> None:
@@ -26,8 +26,8 @@ def test_nothing_public_beside_the_list() -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'freight' has no attribute 'unify'"):
-        _ = freight.unify  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="module 'freight' has no attribute 'unite'"):
+        _ = freight.unite  # type: ignore[attr-defined]
 
 
 def test_version_is_said_once_and_cited() -> None:

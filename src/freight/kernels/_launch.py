@@ -4,7 +4,9 @@ Nothing here imports triton before a kernel does.
 """
 
 import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +60,43 @@ def fits_int32(*tensors: Tensor) -> bool:
 def launching_on(tensor: Tensor) -> AbstractContextManager[None]:
     """Make the tensor's GPU the current one: Triton launches there, on its current stream. Nothing for a CPU tensor."""
     return torch.cuda.device_of(tensor)
+
+
+class Prepared:
+    """A Triton kernel for hot paths: launched again and again with little work on the host.
+
+    Triton looks at every argument of every launch, a microsecond or two each. Here the caller says by `key` what a launch
+    is compiled for (types, alignments, constants), and from the second launch of a key on, addresses go as numbers.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._compiled: dict[tuple[int, Hashable], Any] = {}
+
+    def __call__(
+        self,
+        key: Hashable,
+        grid: int,
+        pointers: Sequence[Tensor | None],
+        numbers: Sequence[int],
+        typed: Callable[[], tuple[Any, ...]],
+        constants: Mapping[str, int],
+        options: Mapping[str, int],
+    ) -> None:
+        """Launch on the current GPU and stream, or interpreted.
+
+        The kernel's parameters are the `pointers`, the `numbers` and the `constants`, in this order; `typed` gives the
+        first two as Triton itself takes them.
+        """
+        where = (torch.cuda.current_device() if torch.cuda.is_available() else -1, key)
+        compiled = self._compiled.get(where)
+        if compiled is None:
+            compiled = self._kernel[(grid,)](*typed(), **constants, **options)
+            if compiled is not None:  # the interpreter compiles nothing
+                self._compiled[where] = compiled
+            return
+        addresses = [None if pointer is None else pointer.data_ptr() for pointer in pointers]
+        compiled[(grid, 1, 1)](*addresses, *numbers, *constants.values())
 
 
 def interpreted() -> bool:

@@ -1,0 +1,269 @@
+"""One table: rows in host memory, what the GPU needs to read them in place, and what it has to say of bad ids.
+
+Table     open -> closed     one piece of host memory; every unified tensor over it, views too, holds it
+tables    which table an address lies in, so that an operator that is given a plain tensor finds it
+"""
+
+import atexit
+import bisect
+import ctypes
+import logging
+import os
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freight import _cuda
+from freight._units import show_bytes
+from freight.errors import ClosedError, OutOfRangeError
+from freight.memory import HostBlock, allocate
+from freight.rows._hot import HotRows
+from freight.rows._order import pays_from
+
+_log = logging.getLogger(__name__)
+_NO_FAULT = -(2**63)
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """What a table has served so far, and where its rows lie."""
+
+    rows: int  # asked for
+    hot_rows: int  # of them, from GPU memory
+    host_bytes: int  # that were read from host memory
+    hot_bytes: int  # that were read from GPU memory
+    table_bytes: int
+    cached_rows: int
+    cached_bytes: int
+
+
+class Fault:
+    """Two words that a kernel writes, in place, when it meets an id outside the table: the id and the table's size."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._block = allocate(16, purpose="a table's fault flag")
+        self._words = (ctypes.c_int64 * 2).from_address(self._block.address)
+        self._words[0] = _NO_FAULT
+        self.on_gpu = self._block.alias(torch.int64, 2, device=device)
+
+    def check(self) -> None:
+        """Raise what was met since the last look; never waits."""
+        if self._words[0] == _NO_FAULT:
+            return
+        bad, rows = self._words[0], self._words[1]
+        self._words[0] = _NO_FAULT
+        raise OutOfRangeError(out_of_range(bad, rows))
+
+
+def out_of_range(bad: int, rows: int) -> str:
+    """What to say of an id that is none."""
+    return f"id {bad} lies outside the table of {rows:,} rows; ids go from 0 to {rows - 1:,}, or from {-rows:,} to -1."
+
+
+class Table:
+    """Host memory of rows. `base` is all of it as a plain CPU tensor; `device` is where its rows are computed with."""
+
+    def __init__(self, block: HostBlock, base: Tensor, device: torch.device) -> None:
+        self.block = block
+        self.base = base
+        self.address = base.data_ptr()
+        self.nbytes = base.untyped_storage().nbytes()
+        self._device = self.traced_device = device  # the second one is read while torch.compile traces
+        self._alias: Tensor | None = None
+        self._whole_on_gpu: Tensor | None = None
+        self._fault: Fault | None = None
+        self._lock = threading.Lock()
+        self._pays_from: dict[int, int] = {}
+        self._process = os.getpid()
+        self.hot: HotRows | None = None
+        self.rows_asked = 0
+        self.bytes_asked = 0
+        self.written: torch.cuda.Event | None = None  # behind the last write by the GPU
+        self._end = weakref.finalize(self, _end, block, device)
+        tables.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return not self._end.alive
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are computed with: the GPU, or the CPU where there is none and in a forked worker."""
+        if self._device.type == "cuda" and _cuda.in_forked_child():
+            return torch.device("cpu")
+        return self._device
+
+    @property
+    def alias(self) -> Tensor:
+        """All bytes of the table as the GPU sees them, in place."""
+        if self._alias is None:
+            with self._lock:
+                if self._alias is None:
+                    self._alias = self.block.alias(device=self._device)
+        return self._alias
+
+    @property
+    def fault(self) -> Fault:
+        """Where the GPU writes an id outside the table."""
+        if self._fault is None:
+            with self._lock:
+                if self._fault is None:
+                    self._fault = Fault(self._device)
+        return self._fault
+
+    def on_gpu(self, view: Tensor) -> Tensor:
+        """A plain CPU tensor inside the table, as a CUDA tensor over the same memory."""
+        if self._whole_on_gpu is not None and self.is_whole(view):
+            return self._whole_on_gpu
+        start = view.data_ptr() - self.block.address
+        flat = self.alias[start:]
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+        if view.numel() == 0:
+            return torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=self._device)
+        seen = flat[: extent * view.element_size()].view(view.dtype).as_strided(view.shape, view.stride())
+        if self.is_whole(view):
+            self._whole_on_gpu = seen
+        return seen
+
+    def on_cpu(self, view: Tensor) -> Tensor | None:
+        """A tensor over the table's memory, on either side, as a plain CPU tensor; None for any other tensor."""
+        if view.device.type == "cpu":
+            inside = self.nbytes and self.block.address <= view.data_ptr() < self.block.address + self.block.nbytes
+            return view if inside else None
+        if self._alias is None or view.untyped_storage().data_ptr() != self._alias.untyped_storage().data_ptr():
+            return None
+        offset = view.data_ptr() - self.block.address
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+        flat = self.block.tensor(view.dtype, extent if view.numel() else 0, offset)
+        return flat.as_strided(view.shape, view.stride())
+
+    def is_whole(self, view: Tensor) -> bool:
+        """Whether a tensor is the table itself, and not a part of it or another look at it."""
+        base = self.base
+        same = (view.shape, view.stride(), view.dtype) == (base.shape, base.stride(), base.dtype)
+        return same and view.data_ptr() == self.address
+
+    def ordered(self, row_bytes: int, n: int) -> bool:
+        """Whether `n` ids of rows that wide are worth ordering by address."""
+        least = self._pays_from.get(row_bytes)
+        if least is None:
+            least = self._pays_from[row_bytes] = pays_from(self.nbytes, row_bytes)
+        return least <= n < 2**31
+
+    def check_open(self) -> None:
+        """Raise where the table was closed."""
+        if self.closed:
+            raise ClosedError(f"this table of {show_bytes(self.nbytes)} was closed; make a new one.")
+
+    def check_fault(self) -> None:
+        """Raise for an id outside the table that a gather has met, if one has by now; never waits."""
+        if self._fault is not None:
+            self._fault.check()
+
+    def wait(self) -> None:
+        """Wait for everything that the GPU was given so far, and raise for an id outside the table."""
+        if self._alias is not None and not _cuda.in_forked_child():
+            torch.cuda.synchronize(self._device)
+        self.check_fault()
+
+    def wait_for_writes(self) -> None:
+        """Wait until the CPU sees what the GPU was told to write here."""
+        if self.written is not None and not _cuda.in_forked_child():
+            self.written.synchronize()
+            self.written = None
+
+    def mark_written(self) -> None:
+        """Note that the GPU was just told to write here."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self.written = event
+
+    def stats(self) -> RowStats:
+        """What was served so far; waits for gathers under way."""
+        self.wait()
+        hot = 0 if self.hot is None else int(self.hot.served.item())
+        width = self.bytes_asked // self.rows_asked if self.rows_asked else 0
+        return RowStats(
+            rows=self.rows_asked,
+            hot_rows=hot,
+            host_bytes=self.bytes_asked - hot * width,
+            hot_bytes=hot * width,
+            table_bytes=self.nbytes,
+            cached_rows=0 if self.hot is None else len(self.hot.rows),
+            cached_bytes=0 if self.hot is None else self.hot.nbytes,
+        )
+
+    def close(self) -> None:
+        """Wait for the GPU, unlock the memory and give up this table's hold on it. Again does nothing."""
+        if self.closed:
+            return
+        try:
+            if self._process == os.getpid():
+                self.wait()
+        finally:
+            tables.remove(self)
+            self._alias = self._whole_on_gpu = self._fault = self.hot = None
+            self._end()
+
+
+def _end(block: HostBlock, device: torch.device) -> None:
+    """Nothing on the GPU may still read the memory when it goes."""
+    if device.type == "cuda" and torch.cuda.is_initialized() and not _cuda.in_forked_child():
+        with suppress(RuntimeError):  # a broken context reads nothing any more
+            torch.cuda.synchronize(device)
+    block.close()
+
+
+class _Tables:
+    """Open tables by address; they do not overlap, but for tables that share one registration."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: tuple[tuple[int, weakref.ref[Table]], ...] = ()  # replaced whole: readers need no lock
+
+    def add(self, table: Table) -> None:
+        """Have `table` found."""
+        with self._lock:
+            alive = [entry for entry in self._entries if entry[1]() is not None]
+            bisect.insort(alive, (table.address, weakref.ref(table)), key=_start)
+            self._entries = tuple(alive)
+
+    def remove(self, table: Table) -> None:
+        """Have `table` found no more."""
+        with self._lock:
+            self._entries = tuple(entry for entry in self._entries if entry[1]() is not table)
+
+    def holding(self, tensor: Tensor) -> Table | None:
+        """The open table in whose memory a CPU tensor lies."""
+        address, entries = tensor.data_ptr(), self._entries
+        for _, ref in reversed(entries[: bisect.bisect(entries, address, key=_start)]):
+            table = ref()
+            if table is not None and not table.closed:
+                return table if address < table.address + max(1, table.nbytes) else None
+        return None
+
+    def each(self) -> list[Table]:
+        """All that are open."""
+        return [table for _, ref in self._entries if (table := ref()) is not None and not table.closed]
+
+
+def _start(entry: tuple[int, weakref.ref[Table]]) -> int:
+    return entry[0]
+
+
+tables = _Tables()
+
+
+def _last_look() -> None:
+    """At exit, an id outside a table that nobody has heard of yet is said."""
+    for table in tables.each():
+        if table._process == os.getpid():
+            table.wait()
+
+
+atexit.register(_last_look)
