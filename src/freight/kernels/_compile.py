@@ -18,17 +18,24 @@ compiled, as plain data in a global named COMPILE, so that no room need import a
     }
 
 `args` and `constants` together name every parameter. A kernel that COMPILE leaves out fails the lane, and so does one
-that asks for more shared memory than the GPU has.
+that asks for more shared memory than the GPU has. What has been compiled before comes from Triton's own cache.
 """
 
 import argparse
 import ast
 import importlib
 import json
+import multiprocessing
+import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
+
+from freight.kernels._launch import interpreted
 
 TARGETS = (80, 90, 100)
 INLINED = "inlined"
@@ -36,6 +43,7 @@ INLINED = "inlined"
 _SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 _KEYS = {"args", "constants", "aligned", "options", "targets"}
 _PACKAGE = Path(__file__).resolve().parents[1]
+_Task = tuple[str, str, int, int]  # module, kernel, number of the variant, target
 
 
 def kernels(package: Path = _PACKAGE) -> dict[str, list[str]]:
@@ -60,7 +68,12 @@ def variants(module: str, names: Sequence[str]) -> Iterator[tuple[str, int, Mapp
             raise LookupError(f"{module}.{name} is not in its module's COMPILE; see freight.kernels._compile.")
         if declared[name] == INLINED:
             continue
+        if not declared[name]:
+            raise LookupError(f"{module}.COMPILE lists no variant of {name!r}, so nothing of it would be compiled.")
         for number, declaration in enumerate(declared[name]):
+            targets = declaration.get("targets", TARGETS)
+            if not targets or not set(targets) <= set(TARGETS):
+                raise LookupError(f"{module}.COMPILE wants {name!r} for {targets}; the targets are {TARGETS}.")
             yield name, number, declaration
     for name in declared:
         if name not in names:
@@ -95,38 +108,70 @@ def compile_variant(kernel: Any, declaration: Mapping[str, Any], target: int) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile and print one line of JSON for each kernel, variant and target; 1 where any failed."""
-    parser = argparse.ArgumentParser(prog="python -m freight.kernels._compile", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m freight.kernels._compile", description="Compile without a GPU.")
     parser.add_argument("--module", action="append", help="only this module (may be repeated)")
     parser.add_argument("--target", action="append", type=int, choices=TARGETS, help="only this one (may be repeated)")
+    parser.add_argument("--package", type=Path, default=_PACKAGE, help="the folder of another package")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="kernels compiled at once")
     chosen = parser.parse_args(arguments)
+    if interpreted():
+        parser.error("nothing compiles while kernels are interpreted; unset TRITON_INTERPRET.")
+    found = kernels(chosen.package.resolve())
+    if unknown := sorted(set(chosen.module or ()) - found.keys()):
+        parser.error(f"no kernels in {', '.join(unknown)}; there are some in {', '.join(found) or 'no module'}.")
     failed = False
-    for module, names in kernels().items():
-        if chosen.module and module not in chosen.module:
-            continue
-        for line in _lines(module, names, chosen.target or TARGETS):
-            failed |= line["error"] is not None
-            print(json.dumps(line), flush=True)
+    for line in _lines({module: found[module] for module in chosen.module or found}, chosen.target, chosen.jobs):
+        failed |= line["error"] is not None
+        print(json.dumps(line), flush=True)
     return int(failed)
 
 
-def _lines(module: str, names: Sequence[str], targets: Sequence[int]) -> Iterator[dict[str, Any]]:
-    try:
-        for name, number, declaration in variants(module, names):
-            kernel = getattr(importlib.import_module(module), name)
-            for target in declaration.get("targets", TARGETS):
-                if target in targets:
-                    what = {"kernel": f"{module}.{name}", "variant": number, "sm": target}
-                    yield {**what, **_attempt(kernel, declaration, target)}
-    except (ImportError, LookupError) as error:  # one module's fault is not the others'
-        yield {"kernel": module, "error": f"{type(error).__name__}: {error}"}
+def _lines(found: Mapping[str, Sequence[str]], targets: Sequence[int] | None, jobs: int) -> Iterator[dict[str, Any]]:
+    tasks: list[_Task] = []
+    for module, names in found.items():
+        try:
+            declared = list(variants(module, names))
+        except Exception as error:  # one module's fault, whatever it is, is not the others'
+            yield {"kernel": module, "error": f"{type(error).__name__}: {error}"}
+            continue
+        tasks += [
+            (module, name, number, target)
+            for name, number, declaration in declared
+            for target in declaration.get("targets", TARGETS)
+            if target in (targets or TARGETS)
+        ]
+    if jobs < 2:
+        yield from map(_attempt, tasks)
+        return
+    # Forked: a worker has every module already, and compiling leaves no state behind that another would miss.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+        for task, line in [(task, pool.submit(_attempt, task)) for task in tasks]:
+            try:
+                yield line.result()
+            except BrokenProcessPool:
+                yield {**_what(task), "error": "the compiler crashed at this kernel or beside it; --jobs 1 shows where"}
 
 
-def _attempt(kernel: Any, declaration: Mapping[str, Any], target: int) -> dict[str, Any]:
+def _attempt(task: _Task) -> dict[str, Any]:
+    module, name, number, target = task
+    start = time.perf_counter()
     try:
-        compiled = compile_variant(kernel, declaration, target)
+        defined = importlib.import_module(module)
+        compiled = compile_variant(getattr(defined, name), defined.COMPILE[name][number], target)
     except Exception as error:  # whatever the compiler says belongs into the report of this kernel, not of the lane
-        return {"error": f"{type(error).__name__}: {error}"}
-    return {"error": None, "shared": compiled.metadata.shared, "cubin_bytes": len(compiled.asm["cubin"])}
+        return {**_what(task), "error": f"{type(error).__name__}: {error}"}
+    return {
+        **_what(task),
+        "error": None,
+        "shared": compiled.metadata.shared,
+        "cubin_bytes": len(compiled.asm["cubin"]),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def _what(task: _Task) -> dict[str, Any]:
+    module, name, number, target = task
+    return {"kernel": f"{module}.{name}", "variant": number, "sm": target}
 
 
 def _is_jit(decorator: ast.expr) -> bool:

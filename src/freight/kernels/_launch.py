@@ -65,8 +65,8 @@ def launching_on(tensor: Tensor) -> AbstractContextManager[None]:
 class Prepared:
     """A Triton kernel for hot paths: launched again and again with little work on the host.
 
-    Triton looks at every argument of every launch, a microsecond or two each. Here the caller says by `key` what a launch
-    is compiled for (types, alignments, constants), and from the second launch of a key on, addresses go as numbers.
+    Triton looks at every argument of every launch, a microsecond or two each. Here the caller says by `key` what a
+    launch is compiled for (types, alignments, constants), and from its second launch on, addresses go as numbers.
     """
 
     def __init__(self, kernel: Any) -> None:

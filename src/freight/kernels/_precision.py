@@ -8,11 +8,13 @@ after a new one was written raises; reading this one never does.
 "medium" is bf16 products for those who offer them; freight's least exact float32 is tf32.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 Float32 = Literal["ieee", "tf32"]
+
+_backends: Any = torch.backends  # as types, these settings do not exist
 
 
 def float32_matmul(device: torch.device | str | None = None) -> Float32:
@@ -21,8 +23,7 @@ def float32_matmul(device: torch.device | str | None = None) -> Float32:
     >>> float32_matmul()
     'ieee'
     """
-    backends = torch.backends
-    return _least(backends.mkldnn.matmul.fp32_precision if _is_cpu(device) else backends.cuda.matmul.fp32_precision)
+    return _least(_backends.mkldnn.matmul.fp32_precision if _is_cpu(device) else _backends.cuda.matmul.fp32_precision)
 
 
 def float32_conv(device: torch.device | str | None = None) -> Float32:
@@ -31,8 +32,7 @@ def float32_conv(device: torch.device | str | None = None) -> Float32:
     >>> float32_conv(), float32_conv("cpu")
     ('tf32', 'ieee')
     """
-    backends = torch.backends
-    return _least(backends.mkldnn.conv.fp32_precision if _is_cpu(device) else backends.cudnn.conv.fp32_precision)
+    return _least(_backends.mkldnn.conv.fp32_precision if _is_cpu(device) else _backends.cudnn.conv.fp32_precision)
 
 
 def _is_cpu(device: torch.device | str | None) -> bool:

@@ -57,7 +57,7 @@ class Tunable:
     check: Callable[[tuple[Any, ...], Any], None]  # raises AssertionError where a result is wrong, before it is timed
 
     def __post_init__(self) -> None:
-        if self.default not in list(self.candidates()):
+        if not self.offers(self.default):
             raise ArgumentError(f"tunable {self.op!r}: its default {dict(self.default)} is not in its space.")
         for shape, _ in self.cells:
             if len(shape) != len(self.dims):
@@ -67,6 +67,10 @@ class Tunable:
         """Every configuration in `space`."""
         for values in itertools.product(*self.space.values()):
             yield dict(zip(self.space, values, strict=True))
+
+    def offers(self, config: Config) -> bool:
+        """Whether `config` is one of the candidates; an old table's is none where the operator has changed since."""
+        return config.keys() == self.space.keys() and all(config[name] in self.space[name] for name in config)
 
     def config(self, shape: Shape, dtype: str, device: torch.device) -> Config:
         """The configuration for a launch of this shape and dtype on `device`; never measures."""
@@ -109,19 +113,23 @@ def distance(one: Shape, other: Shape) -> int:
 # ---- looking up ----------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=64)
+def _known(gpu: str, settings: _config.Config) -> dict[tuple[str, Shape, str], Config]:
+    """Both files as one table: read once, so that what is wrong with them is said once."""
+    return {**_read(_SHIPPED / f"{gpu}.json", gpu), **_read(_tuned_file(gpu, settings), gpu)}
+
+
 @functools.lru_cache(maxsize=4096)
 def _lookup_cached(op: str, at: Shape, dtype: str, gpu: str, settings: _config.Config) -> Config | None:
-    known = {**_read(_SHIPPED / f"{gpu}.json"), **_read(_tuned_file(gpu, settings))}
-    fitting = {shape: config for (name, shape, kind), config in known.items() if (name, kind) == (op, dtype)}
+    known = _known(gpu, settings).items()
+    fitting = {shape: config for (name, shape, kind), config in known if (name, kind) == (op, dtype)}
     fitting = {shape: config for shape, config in fitting.items() if len(shape) == len(at)}
     return fitting[min(fitting, key=lambda shape: (distance(shape, at), shape))] if fitting else None
 
 
 def _lookup(tunable: Tunable, at: Shape, dtype: str, gpu: str, settings: _config.Config) -> Config:
     found = _lookup_cached(tunable.op, at, dtype, gpu, settings)
-    if found is None or found.keys() != tunable.default.keys():  # the table of an operator that has changed since
-        return tunable.default
-    return found
+    return found if found is not None and tunable.offers(found) else tunable.default
 
 
 def _gpu_of(device: torch.device) -> str:
@@ -150,8 +158,9 @@ class Entry:
 
 def save(entries: Iterable[Entry], gpu_name: str) -> Path:
     """Put `entries` into this machine's own table, which is written whole or not at all; its path."""
-    path = _tuned_file(slug(gpu_name), _config.current())
-    kept = {(e["op"], *e["shape"], e["dtype"]): e for e in _entries(path)}
+    gpu = slug(gpu_name)
+    path = _tuned_file(gpu, _config.current())
+    kept = {(e["op"], *e["shape"], e["dtype"]): e for e in _entries(path, gpu)}
     for entry in entries:
         line = {**vars(entry), "shape": list(bucket(entry.shape)), "config": dict(entry.config)}
         kept[(entry.op, *bucket(entry.shape), entry.dtype)] = line
@@ -163,15 +172,16 @@ def save(entries: Iterable[Entry], gpu_name: str) -> Path:
 
 def forget() -> None:
     """Have the files read anew."""
+    _known.cache_clear()
     _lookup_cached.cache_clear()
 
 
-def _read(path: Path) -> dict[tuple[str, Shape, str], Config]:
-    return {(e["op"], tuple(e["shape"]), e["dtype"]): e["config"] for e in _entries(path)}
+def _read(path: Path, gpu: str) -> dict[tuple[str, Shape, str], Config]:
+    return {(e["op"], tuple(e["shape"]), e["dtype"]): e["config"] for e in _entries(path, gpu)}
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
-    """The entries of a table; none where there is no file, and none with a word in the log where it is not one."""
+def _entries(path: Path, gpu: str) -> list[dict[str, Any]]:
+    """The entries of a table of `gpu`; none where there is no file, none and a word in the log where it is no table."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -183,9 +193,11 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
             raise ValueError(f"its schema is {data['schema']!r}, expected {SCHEMA}")
+        if slug(str(data["gpu"])) != gpu:
+            raise ValueError(f"it was tuned on {data['gpu']!r}")
         for entry in data["entries"]:
             _check_entry(entry)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         _log.warning("the tuning table %s is ignored; `freight bench --tune` writes it anew (%s)", path, reason)
         return []
@@ -214,10 +226,10 @@ def _versions() -> dict[str, str]:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = None
+    folder, temporary = path.parent, None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".tuned-", delete=False) as file:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".tuned-", delete=False) as file:
             temporary = file.name
             file.write(text)
         os.replace(temporary, path)

@@ -89,7 +89,7 @@ def _try(tunable: Tunable, inputs: tuple[Any, ...], config: Config, timer: Calla
         return Trial(config, problem=f"wrong: {error}", wrong=True)
     except Exception as error:  # too much shared memory, too many registers: a candidate that does not fit this GPU
         return Trial(config, problem=f"{type(error).__name__}: {error}")
-    return Trial(config, microseconds=timer(lambda: tunable.launch(*inputs, config=config)))
+    return Trial(config, microseconds=round(timer(lambda: tunable.launch(*inputs, config=config)), 2))
 
 
 def _tune(cells: Sequence[tuple[Tunable, Shape, str]], device: torch.device) -> int:
@@ -107,7 +107,7 @@ def _tune(cells: Sequence[tuple[Tunable, Shape, str]], device: torch.device) -> 
         problems += [f"{where} {show(trial.config)}: {trial.problem}" for trial in failed]
         wrong = winner is None or any(trial.wrong for trial in trials)
         if winner is not None and winner.microseconds is not None and not wrong:
-            entries.append(Entry(tunable.op, shape, dtype, winner.config, round(winner.microseconds, 2), default))
+            entries.append(Entry(tunable.op, shape, dtype, winner.config, winner.microseconds, default))
         shown = [show(winner.config), f"{_time(winner):.1f}"] if winner else ["none ran", "–"]
         table.add_row(where, *shown, "–" if default is None else f"{default:.1f}", str(len(trials)), str(len(failed)))
     console = Console()
@@ -128,4 +128,5 @@ def _gpu_timer(call: Callable[[], Any]) -> float:
     """The median time of `call` in microseconds, with the L2 cache flushed before each run."""
     from triton.testing import do_bench
 
-    return 1000 * do_bench(call, warmup=20, rep=100, return_mode="median")
+    milliseconds: Any = do_bench(call, warmup=20, rep=100, return_mode="median")
+    return 1000 * milliseconds

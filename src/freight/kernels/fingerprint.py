@@ -9,6 +9,9 @@ lengths are missed once in 2**64. Integer sums commute: the value is the same on
 tells accidents apart, not adversaries.
 """
 
+# pyright: reportInvalidTypeForm=false, reportCallIssue=false
+# Triton's annotations are values, and its launches take more than the kernel's parameters.
+
 import torch
 import triton
 import triton.language as tl
@@ -84,7 +87,9 @@ def _mixed_block(data, i, inside, PIECES: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["words", "tail_bytes"])
-def _fingerprint_kernel(raw, data, out, words: tl.int64, tail_bytes: tl.int64, PIECES: tl.constexpr, BLOCK: tl.constexpr):
+def _fingerprint_kernel(
+    raw, data, out, words: tl.int64, tail_bytes: tl.int64, PIECES: tl.constexpr, BLOCK: tl.constexpr
+):
     """Add the mixed words to `out`. `raw` and `data` are one address: as bytes, and as the pieces of words."""
     words = words.to(tl.int64)  # the interpreter knows nothing of annotations
     lane = tl.arange(0, BLOCK).to(tl.int64)

@@ -7,6 +7,9 @@ Both read lanes of 16 bytes, two int64 words: the widest load there is, and one 
 table of W words, or of N rows of L lanes.
 """
 
+# pyright: reportArgumentType=false
+# A launch takes a plain number for a parameter that Triton annotates as a constexpr.
+
 import torch
 import triton
 import triton.language as tl
@@ -72,3 +75,22 @@ def launch_rows(table: Tensor, ids: Tensor, rows: Tensor, *, block: int = 512) -
     if N and L:  # Triton refuses an empty grid
         _rows_kernel[(triton.cdiv(N * L, block),)](table, ids, rows, N, L, block)
     return rows
+
+
+# Plain data for `python -m freight.kernels._compile`; page-locked tables begin at a multiple of 16 bytes.
+COMPILE = {
+    "_total_kernel": [
+        {
+            "args": {"words": "*i64", "partial": "*i64", "W": "i32", "steps": "i32"},
+            "constants": {"BLOCK": 1024},
+            "aligned": ["words", "partial", "W"],
+        }
+    ],
+    "_rows_kernel": [
+        {
+            "args": {"table": "*i64", "ids": "*i64", "rows": "*i64", "N": "i32", "L": "i32"},
+            "constants": {"BLOCK": 512},
+            "aligned": ["table", "ids", "rows", "N"],
+        }
+    ],
+}

@@ -1,4 +1,4 @@
-"""The reference against Python's own integers, and the kernel, interpreted where there is no GPU, against the reference."""
+"""The reference against Python's own integers, and the kernel (interpreted without a GPU) against the reference."""
 
 import pytest
 import torch
@@ -65,6 +65,11 @@ def test_value_is_for_ever() -> None:
 def test_kernel_against_reference(nbytes: int, offset: int) -> None:
     x = draw(nbytes, offset, DEVICE)
     assert torch.equal(launch(x, SMALL), reference(x))
+
+
+def test_kernel_with_the_configuration_of_its_own() -> None:
+    x = draw(70_001, device=DEVICE)
+    assert torch.equal(launch(x), reference(x))
 
 
 def test_kernel_where_offset_and_address_disagree() -> None:

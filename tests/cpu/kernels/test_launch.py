@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freight.kernels import _launch
-from freight.kernels._launch import cdiv, fits_int32, interpreted, launching_on, next_power_of_two, vector_bytes, why_not
+from freight.kernels._launch import (
+    cdiv,
+    fits_int32,
+    interpreted,
+    launching_on,
+    multiprocessors,
+    next_power_of_two,
+    vector_bytes,
+    why_not,
+)
 
 
 @given(value=st.integers(0, 2**40), by=st.integers(1, 2**20))
@@ -72,7 +81,18 @@ def test_why_not_gives_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not(torch.device("cpu")) == "needs a GPU; the data is on cpu"
 
 
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [SimpleNamespace(name=f"GPU {i}", major=9, minor=0, multi_processor_count=100 + i) for i in range(3)]
+    monkeypatch.setattr(_launch, "_properties_of", lambda index: gpus[index])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    assert [multiprocessors(torch.device("cuda", i)) for i in range(3)] == [100, 101, 102]
+    assert multiprocessors(torch.device("cuda")) == 102
+    assert why_not(torch.device("cuda"), least=100) == "needs sm_100 or later; GPU 2 is sm_90"
+    assert multiprocessors(torch.device("cpu")) >= 2  # where kernels are interpreted, programs still share their work
+
+
 @pytest.mark.parametrize("module", ["_launch", "_table", "_tolerance", "_precision", "_compile", "_tune"])
 def test_helpers_leave_triton_alone(module: str) -> None:
     code = f"import sys, freight.kernels.{module}; sys.exit('triton' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

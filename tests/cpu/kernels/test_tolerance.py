@@ -6,7 +6,13 @@ import torch
 from freight.kernels._tolerance import assert_no_worse, assert_same_bits
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
+EIGHT_BITS = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
 OTHERS = [torch.bool, torch.uint8, torch.int16, torch.uint32, torch.int64, torch.complex32, torch.complex128]
 
 
@@ -15,6 +21,7 @@ def _raw(dtype: torch.dtype, elements: int = 12) -> torch.Tensor:
     return torch.randint(2 if dtype == torch.bool else 256, (nbytes,), dtype=torch.uint8).view(dtype).view(3, 4)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", [*FLOATS, *EIGHT_BITS, *OTHERS], ids=str)
 def test_same_bits_sees_one_flipped_bit(dtype: torch.dtype) -> None:
     want = _raw(dtype)
@@ -30,13 +37,13 @@ def test_same_bits_takes_nan_payloads_and_signs_of_zero_as_they_are() -> None:
     assert_same_bits(payloads.clone(), payloads)
     with pytest.raises(AssertionError, match="2 of 2"):
         assert_same_bits(payloads.flip(0), payloads)
-    with pytest.raises(AssertionError, match="got 0.0, want -0.0"):
+    with pytest.raises(AssertionError, match=r"got 0\.0, want -0\.0"):
         assert_same_bits(torch.tensor(0.0), torch.tensor(-0.0))
 
 
 @pytest.mark.parametrize("judge", [assert_same_bits, lambda got, want: assert_no_worse(got, want, want.double())])
 def test_other_dtype_or_shape_is_an_error(judge) -> None:
-    with pytest.raises(AssertionError, match=r"got torch\.float16 of shape \(2,\), want torch\.float32 of shape \(2,\)"):
+    with pytest.raises(AssertionError, match=r"got torch\.float16 of shape \(2,\), want torch\.float32 of shape"):
         judge(torch.ones(2, dtype=torch.float16), torch.ones(2))
     with pytest.raises(AssertionError, match=r"shape \(2, 1\), want .* of shape \(2,\)"):
         judge(torch.ones(2, 1), torch.ones(2))
@@ -94,7 +101,7 @@ def test_no_worse_where_torch_overflows() -> None:
 def test_no_worse_where_nan_is_right() -> None:
     exact = torch.tensor([torch.nan], dtype=torch.float64)
     assert_no_worse(exact.float(), exact.float(), exact)
-    with pytest.raises(AssertionError, match="got 0.0, exact nan"):
+    with pytest.raises(AssertionError, match=r"got 0\.0, exact nan"):
         assert_no_worse(torch.zeros(1), exact.float(), exact)
 
 
