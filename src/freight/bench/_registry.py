@@ -13,7 +13,7 @@ from freight.errors import ArgumentError
 if TYPE_CHECKING:
     from freight.bench._run import Run
 
-_BUILT_IN = {"links": "freight.bench.links", "disk": "freight.bench.disk"}
+_BUILT_IN = {name: f"freight.bench.{name}" for name in ("links", "disk", "gather", "hot")}
 
 _registered: dict[str, "Benchmark"] = {}
 

@@ -61,6 +61,16 @@ def pcie(uuid: str) -> Pcie:
         )
 
 
+def energy_joules(uuid: str) -> float | None:
+    """What the GPU with `uuid` has used since its driver was loaded; None where it does not count."""
+    with _session() as library:
+        device, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+        if library is None or library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)):
+            return None
+        failed = library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules))
+        return None if failed else millijoules.value / 1e3
+
+
 @contextlib.contextmanager
 def _session() -> Iterator[ctypes.CDLL | None]:
     try:

@@ -17,25 +17,37 @@ from freight._config import current
 from freight.errors import ArgumentError, ArgumentTypeError, OutOfRangeError, UnsupportedError
 from freight.rows import _gather
 from freight.rows._gather import casts, fill_bytes
-from freight.rows._table import Table, out_of_range, tables
+from freight.rows._table import Table, out_of_range, table_of
 
 _library = torch.library.Library("freight", "FRAGMENT")
 _library.define(
-    "gather_rows(Tensor table, Tensor ids, *, Device device, ScalarType dtype, bool wrap=True, int? sms=None) -> Tensor"
+    "gather_rows(Tensor table, Tensor ids, *, Device device, ScalarType dtype, int token=0, bool wrap=True, int? sms=None) "
+    "-> Tensor"
 )
-_library.define("gather_rows_out(Tensor table, Tensor ids, Tensor(a!) out, *, bool wrap=True, int? sms=None) -> ()")
+_library.define(
+    "gather_rows_out(Tensor table, Tensor ids, Tensor(a!) out, *, int token=0, bool wrap=True, int? sms=None) -> ()"
+)
 
 
 def _functional(
-    table: Tensor, ids: Tensor, *, device: torch.device, dtype: torch.dtype, wrap: bool = True, sms: int | None = None
+    table: Tensor,
+    ids: Tensor,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    token: int = 0,
+    wrap: bool = True,
+    sms: int | None = None,
 ) -> Tensor:
     out = torch.empty((*ids.shape, *table.shape[1:]), dtype=dtype, device=device)
-    _into(table, ids, out, wrap=wrap, sms=sms)
+    _into(table, ids, out, token=token, wrap=wrap, sms=sms)
     return out
 
 
-def _into(table: Tensor, ids: Tensor, out: Tensor, *, wrap: bool = True, sms: int | None = None) -> None:
-    held = tables.holding(table) if table.device.type == "cpu" else None
+def _into(
+    table: Tensor, ids: Tensor, out: Tensor, *, token: int = 0, wrap: bool = True, sms: int | None = None
+) -> None:
+    held = table_of(token)
     if held is not None:
         held.check_fault()
         held.rows_asked += ids.numel()
@@ -136,13 +148,20 @@ _library.impl("gather_rows_out", _into, "CompositeExplicitAutograd")
 
 @torch.library.register_fake("freight::gather_rows")
 def _(
-    table: Tensor, ids: Tensor, *, device: torch.device, dtype: torch.dtype, wrap: bool = True, sms: int | None = None
+    table: Tensor,
+    ids: Tensor,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    token: int = 0,
+    wrap: bool = True,
+    sms: int | None = None,
 ) -> Tensor:
     return torch.empty((*ids.shape, *table.shape[1:]), dtype=dtype, device=device)
 
 
 @torch.library.register_fake("freight::gather_rows_out")
-def _(table: Tensor, ids: Tensor, out: Tensor, *, wrap: bool = True, sms: int | None = None) -> None:
+def _(table: Tensor, ids: Tensor, out: Tensor, *, token: int = 0, wrap: bool = True, sms: int | None = None) -> None:
     return None
 
 
@@ -171,10 +190,10 @@ def gather_rows(
     >>> [rows.shape[0] for rows in freight.gather_rows(x, [torch.tensor([1]), torch.tensor([0, 2])])]
     [1, 2]
     """
-    table, device = _plain(x)
+    table, device, token = _plain(x)
     if isinstance(ids, Tensor):
         _check_ids(ids)
-        return _gathered(table, ids, out, dtype, device, sms)
+        return _gathered(table, ids, out, dtype, device, token, sms)
     batches = list(ids)
     for batch in batches:
         _check_ids(batch)
@@ -183,43 +202,51 @@ def gather_rows(
     if not batches:
         return ()
     on_gpu = [batch.reshape(-1).to(device, non_blocking=True) for batch in batches]
-    rows = _gathered(table, torch.cat(on_gpu), None, dtype, device, sms)
+    rows = _gathered(table, torch.cat(on_gpu), None, dtype, device, token, sms)
     parts = rows.split([batch.numel() for batch in batches])
     return tuple(part.view(*batch.shape, *table.shape[1:]) for part, batch in zip(parts, batches, strict=True))
 
 
 def _gathered(
-    table: Tensor, ids: Tensor, out: Tensor | None, dtype: torch.dtype | None, device: torch.device, sms: int | None
+    table: Tensor,
+    ids: Tensor,
+    out: Tensor | None,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    token: int,
+    sms: int | None,
 ) -> Tensor:
     if out is None:
-        return torch.ops.freight.gather_rows.default(table, ids, device=device, dtype=dtype or table.dtype, sms=sms)
+        return torch.ops.freight.gather_rows.default(
+            table, ids, device=device, dtype=dtype or table.dtype, token=token, sms=sms
+        )
     shape = (*ids.shape, *table.shape[1:])
     if out.shape != shape or out.device != device or (dtype is not None and out.dtype is not dtype):
         raise ArgumentError(
             f"out must be {dtype or out.dtype} of shape {tuple(shape)} on {device}; got {out.dtype} of shape "
             f"{tuple(out.shape)} on {out.device}."
         )
-    torch.ops.freight.gather_rows_out.default(table, ids, out, sms=sms)
+    torch.ops.freight.gather_rows_out.default(table, ids, out, token=token, sms=sms)
     return out
 
 
-def _plain(x: Tensor) -> tuple[Tensor, torch.device]:
-    """The table as a plain tensor, and where its rows land."""
+def _plain(x: Tensor) -> tuple[Tensor, torch.device, int]:
+    """The table as a plain tensor, where its rows land, and its token."""
     from freight.rows._tensor import UnifiedTensor
 
     if isinstance(x, UnifiedTensor):
         table = x._table
         if torch.compiler.is_compiling():
-            return x._plain, table.traced_device
+            return x._plain, table.traced_device, table.token
         table.check_open()
-        return x._plain, table.device
+        return x._plain, table.device, table.token
     if not isinstance(x, Tensor) or x.dim() == 0:
         raise ArgumentTypeError(f"x must be a tensor with rows; got {x!r}.")
     if x.requires_grad:
         raise UnsupportedError(
             "gather_rows has no gradient for its table; use torch.nn.functional.embedding on a tensor that needs one."
         )
-    return x, x.device
+    return x, x.device, 0
 
 
 def _check_ids(ids: Tensor) -> None:

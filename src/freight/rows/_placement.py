@@ -185,14 +185,18 @@ def getitem(x: Any, index: Any) -> Any:
     """`x[index]`: rows by the operator, views as views, and the rest by torch's own indexing of the memory in place."""
     table, plain = x._table, x._plain
     if isinstance(index, Tensor) and index.dtype is torch.int64 and index.dim():
-        return torch.ops.freight.gather_rows.default(plain, index, device=table.device, dtype=plain.dtype)
+        return torch.ops.freight.gather_rows.default(
+            plain, index, device=table.device, dtype=plain.dtype, token=table.token
+        )
     if _index.is_basic(index):
         return wrap(plain[index], table)
     found = _index.rows_and_rest(index)
     if found is not None:
         ids, rest = found
         rows = plain[(slice(None), *rest)] if rest else plain
-        return torch.ops.freight.gather_rows.default(rows, ids, device=table.device, dtype=rows.dtype)
+        return torch.ops.freight.gather_rows.default(
+            rows, ids, device=table.device, dtype=rows.dtype, token=table.token
+        )
     index = _index.on_device(index, table.device)
     _index.check_range(index, plain.shape)
     return (table.on_gpu(plain) if table.device.type == "cuda" else plain)[index]
@@ -257,7 +261,9 @@ def _rows(x: Any, ids: Tensor) -> Tensor:
     """Rows as torch's own functions define them: no negative ids."""
     x._table.check_open()
     plain = x._plain
-    return torch.ops.freight.gather_rows.default(plain, ids, device=x.compute_device, dtype=plain.dtype, wrap=False)
+    return torch.ops.freight.gather_rows.default(
+        plain, ids, device=x.compute_device, dtype=plain.dtype, token=x._table.token, wrap=False
+    )
 
 
 def _take(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -266,7 +272,9 @@ def _take(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     x._table.check_open()
     flat = x._plain.view(-1)
-    return torch.ops.freight.gather_rows.default(flat, ids, device=x.compute_device, dtype=flat.dtype)
+    return torch.ops.freight.gather_rows.default(
+        flat, ids, device=x.compute_device, dtype=flat.dtype, token=x._table.token
+    )
 
 
 def _to(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,8 +5,8 @@ tables    which table an address lies in, so that an operator that is given a pl
 """
 
 import atexit
-import bisect
 import ctypes
+import itertools
 import logging
 import os
 import threading
@@ -84,7 +84,8 @@ class Table:
         self.bytes_asked = 0
         self.written: torch.cuda.Event | None = None  # behind the last write by the GPU
         self._end = weakref.finalize(self, _end, block, device)
-        tables.add(self)
+        self.token = next(_tokens)
+        _open[self.token] = self
 
     @property
     def closed(self) -> bool:
@@ -206,7 +207,7 @@ class Table:
             if self._process == os.getpid():
                 self.wait()
         finally:
-            tables.remove(self)
+            _open.pop(self.token, None)
             self._alias = self._whole_on_gpu = self._fault = self.hot = None
             self._end()
 
@@ -219,49 +220,23 @@ def _end(block: HostBlock, device: torch.device) -> None:
     block.close()
 
 
-class _Tables:
-    """Open tables by address; they do not overlap, but for tables that share one registration."""
+_tokens = itertools.count(1)
+_open: "weakref.WeakValueDictionary[int, Table]" = weakref.WeakValueDictionary()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: tuple[tuple[int, weakref.ref[Table]], ...] = ()  # replaced whole: readers need no lock
 
-    def add(self, table: Table) -> None:
-        """Have `table` found."""
-        with self._lock:
-            alive = [entry for entry in self._entries if entry[1]() is not None]
-            bisect.insort(alive, (table.address, weakref.ref(table)), key=_start)
-            self._entries = tuple(alive)
-
-    def remove(self, table: Table) -> None:
-        """Have `table` found no more."""
-        with self._lock:
-            self._entries = tuple(entry for entry in self._entries if entry[1]() is not table)
-
-    def holding(self, tensor: Tensor) -> Table | None:
-        """The open table in whose memory a CPU tensor lies."""
-        address, entries = tensor.data_ptr(), self._entries
-        for _, ref in reversed(entries[: bisect.bisect(entries, address, key=_start)]):
-            table = ref()
-            if table is not None and not table.closed:
-                return table if address < table.address + max(1, table.nbytes) else None
+def table_of(token: int) -> Table | None:
+    """The open table that goes by `token`, 0 for none: an operator is given numbers, not objects."""
+    if not token:
         return None
-
-    def each(self) -> list[Table]:
-        """All that are open."""
-        return [table for _, ref in self._entries if (table := ref()) is not None and not table.closed]
-
-
-def _start(entry: tuple[int, weakref.ref[Table]]) -> int:
-    return entry[0]
-
-
-tables = _Tables()
+    table = _open.get(token)
+    if table is None:
+        raise ClosedError("this table was closed; make a new one.")
+    return table
 
 
 def _last_look() -> None:
     """At exit, an id outside a table that nobody has heard of yet is said."""
-    for table in tables.each():
+    for table in list(_open.values()):
         if table._process == os.getpid():
             table.wait()
 

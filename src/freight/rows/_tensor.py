@@ -186,8 +186,9 @@ class UnifiedTensor(torch.Tensor):
     ) -> Any:
         if torch.compiler.is_compiling() and func is torch.Tensor.__getitem__:
             x, ids = args
-            plain, device = x._plain, x._table.traced_device
-            return torch.ops.freight.gather_rows.default(plain, ids, device=device, dtype=plain.dtype)
+            plain, table = x._plain, x._table
+            device, dtype, token = table.traced_device, plain.dtype, table.token
+            return torch.ops.freight.gather_rows.default(plain, ids, device=device, dtype=dtype, token=token)
         return _placement.run(func, args, kwargs or {})
 
 
