@@ -21,8 +21,8 @@ from freight.rows._table import Table, out_of_range, table_of
 
 _library = torch.library.Library("freight", "FRAGMENT")
 _library.define(
-    "gather_rows(Tensor table, Tensor ids, *, Device device, ScalarType dtype, int token=0, bool wrap=True, int? sms=None) "
-    "-> Tensor"
+    "gather_rows(Tensor table, Tensor ids, *, Device device, ScalarType dtype, int token=0, bool wrap=True, "
+    "int? sms=None) -> Tensor"
 )
 _library.define(
     "gather_rows_out(Tensor table, Tensor ids, Tensor(a!) out, *, int token=0, bool wrap=True, int? sms=None) -> ()"
@@ -39,9 +39,13 @@ def _functional(
     wrap: bool = True,
     sms: int | None = None,
 ) -> Tensor:
-    out = torch.empty((*ids.shape, *table.shape[1:]), dtype=dtype, device=device)
+    out = _empty(table, ids, device=device, dtype=dtype)
     _into(table, ids, out, token=token, wrap=wrap, sms=sms)
     return out
+
+
+def _empty(table: Tensor, ids: Tensor, *, device: torch.device, dtype: torch.dtype, **_: object) -> Tensor:
+    return torch.empty((*ids.shape, *table.shape[1:]), dtype=dtype, device=device)
 
 
 def _into(
@@ -146,23 +150,16 @@ _library.impl("gather_rows", _functional, "CompositeExplicitAutograd")
 _library.impl("gather_rows_out", _into, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("freight::gather_rows")
-def _(
-    table: Tensor,
-    ids: Tensor,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    token: int = 0,
-    wrap: bool = True,
-    sms: int | None = None,
-) -> Tensor:
-    return torch.empty((*ids.shape, *table.shape[1:]), dtype=dtype, device=device)
+torch.library.register_fake("freight::gather_rows")(_empty)
+torch.library.register_fake("freight::gather_rows_out")(lambda table, ids, out, **_: None)
 
 
-@torch.library.register_fake("freight::gather_rows_out")
-def _(table: Tensor, ids: Tensor, out: Tensor, *, token: int = 0, wrap: bool = True, sms: int | None = None) -> None:
-    return None
+def read(held: Table, rows: Tensor, ids: Tensor, *, wrap: bool = True) -> Tensor:
+    """Rows `ids` of a plain tensor inside an open table, where the table computes."""
+    held.check_open()
+    return torch.ops.freight.gather_rows.default(
+        rows, ids, device=held.device, dtype=rows.dtype, token=held.token, wrap=wrap
+    )
 
 
 # ---- public function -----------------------------------------------------------------------------
@@ -217,9 +214,8 @@ def _gathered(
     sms: int | None,
 ) -> Tensor:
     if out is None:
-        return torch.ops.freight.gather_rows.default(
-            table, ids, device=device, dtype=dtype or table.dtype, token=token, sms=sms
-        )
+        dtype = dtype or table.dtype
+        return torch.ops.freight.gather_rows.default(table, ids, device=device, dtype=dtype, token=token, sms=sms)
     shape = (*ids.shape, *table.shape[1:])
     if out.shape != shape or out.device != device or (dtype is not None and out.dtype is not dtype):
         raise ArgumentError(

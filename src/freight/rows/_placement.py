@@ -17,6 +17,7 @@ from torch import Tensor
 
 from freight.errors import ArgumentError, UnsupportedError
 from freight.rows import _index, _put
+from freight.rows._op import read
 from freight.rows._table import Table
 
 Function = Callable[..., Any]
@@ -107,7 +108,7 @@ def _compute(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str,
     written = _written(name, args, kwargs)
     for x in written:
         _after_write(x, device)
-    first = next(iter(args), None)
+    first: Any = next(iter(args), None)
     if any(x is first for x in written):
         return first
     return wrap(result, table)
@@ -168,9 +169,10 @@ def refuse_grad() -> None:
 
 
 def _requires_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if (args[1] if len(args) > 1 else kwargs.get("requires_grad", True)) is not False:
+    x, wanted = (*args, kwargs.get("requires_grad", True))[:2]
+    if wanted is not False:
         refuse_grad()
-    return args[0]
+    return x
 
 
 def _getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -259,22 +261,14 @@ def _embedding(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _rows(x: Any, ids: Tensor) -> Tensor:
     """Rows as torch's own functions define them: no negative ids."""
-    x._table.check_open()
-    plain = x._plain
-    return torch.ops.freight.gather_rows.default(
-        plain, ids, device=x.compute_device, dtype=plain.dtype, token=x._table.token, wrap=False
-    )
+    return read(x._table, x._plain, ids, wrap=False)
 
 
 def _take(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, ids = args[0], args[1] if len(args) > 1 else kwargs.get("index")
     if not _is_unified(x) or not isinstance(ids, Tensor) or not x._plain.is_contiguous():
         return NotImplemented
-    x._table.check_open()
-    flat = x._plain.view(-1)
-    return torch.ops.freight.gather_rows.default(
-        flat, ids, device=x.compute_device, dtype=flat.dtype, token=x._table.token
-    )
+    return read(x._table, x._plain.view(-1), ids)
 
 
 def _to(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

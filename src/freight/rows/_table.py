@@ -1,7 +1,6 @@
 """One table: rows in host memory, what the GPU needs to read them in place, and what it has to say of bad ids.
 
-Table     open -> closed     one piece of host memory; every unified tensor over it, views too, holds it
-tables    which table an address lies in, so that an operator that is given a plain tensor finds it
+open -> closed     every unified tensor over a table, views too, holds it
 """
 
 import atexit
