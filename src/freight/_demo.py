@@ -4,19 +4,20 @@ A part is a function that does one job and yields what it found, line by line. P
 one of them cannot do here is said and does not end the others.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
+import freight
 from freight import _cuda
 from freight._units import GiB, MiB, show_bytes
 from freight.errors import FreightError
 from freight.machine import Machine, probe
-from freight.memory import DiskFile, allocate, stats
+from freight.memory import DiskFile, stats
 
 _ROW_BYTES = 512
 _ROUNDS = 3  # the first one warms up
@@ -69,20 +70,25 @@ def _rates(found: Machine) -> list[tuple[str, float | None]]:
 
 
 def rows() -> Iterator[Line]:
-    """A table of rows in host memory, and random rows of it read where they lie."""
-    nbytes = _affordable(256 * MiB)
-    table = torch.randint(-(2**31), 2**31 - 1, (nbytes // _ROW_BYTES, _ROW_BYTES // 4), dtype=torch.int32)
-    ids = torch.randint(len(table), (len(table) // 4,))
-    with allocate(nbytes, purpose="the demo's table") as block:
-        host = block.tensor(torch.int32, table.shape)
-        host.copy_(table)
-        yield Line(f"a table of {len(table):,} rows in host memory", show_bytes(nbytes))
-        on_gpu = _cuda.available()
-        source = block.alias(torch.int32, table.shape) if on_gpu else host
-        where = ids.to(source.device)
-        seconds, got = _timed(lambda: source.index_select(0, where))
-        who = "the GPU reads in place" if on_gpu else "the CPU reads (there is no GPU)"
-        yield Line(f"{who}: {len(ids):,} random rows", _rate(got.nbytes, seconds), torch.equal(got.cpu(), table[ids]))
+    """A table of rows in host memory, and random rows of it: read where they lie, and by way of the CPU."""
+    nbytes = _affordable(GiB)
+    table = torch.randint(-(2**63), 2**63 - 1, (nbytes // _ROW_BYTES, _ROW_BYTES // 8))
+    with contextlib.closing(freight.unified(table)) as x:
+        device = x.compute_device
+        ids = torch.randint(len(x), (len(x) // 4,), device=device)
+        yield Line(f"a table of {len(x):,} rows in host memory", show_bytes(nbytes))
+        yield Line(f"{len(ids):,} random rows of it, as", show_bytes(len(ids) * _ROW_BYTES))
+        want = table[ids.cpu()]
+        for how, read in (
+            ("x[ids], where freight reads in place", lambda: x[ids]),
+            ('table[ids].to("cuda"), by the CPU' if device.type == "cuda" else "table[ids]", _naive(table, ids)),
+        ):
+            seconds, got = _timed(read)
+            yield Line(how, _rate(got.nbytes, seconds), torch.equal(got.cpu(), want))
+
+
+def _naive(table: torch.Tensor, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: table[ids.cpu()].to(ids.device)
 
 
 def disk() -> Iterator[Line]:
@@ -126,7 +132,7 @@ def _affordable(wanted: int) -> int:
 
 def _timed(work: Callable[[], T], rounds: int = _ROUNDS) -> tuple[float, T]:
     """The best time of a few calls, to their end on the GPU, and the last result."""
-    finish = torch.cuda.synchronize if _cuda.available() else nullcontext
+    finish = torch.cuda.synchronize if _cuda.available() else contextlib.nullcontext
     best = float("inf")
     while True:
         start = time.perf_counter()

@@ -4,8 +4,8 @@ Nothing here imports triton before a kernel does.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,41 +62,53 @@ def launching_on(tensor: Tensor) -> AbstractContextManager[None]:
     return torch.cuda.device_of(tensor)
 
 
-class Prepared:
-    """A Triton kernel for hot paths: launched again and again with little work on the host.
+class Launch:
+    """One way to launch a Triton kernel from a hot path: what no call changes is worked out at the first one.
 
-    Triton looks at every argument of every launch, a microsecond or two each. Here the caller says by `key` what a
-    launch is compiled for (types, alignments, constants), and from its second launch on, addresses go as numbers.
+    Triton looks at every argument of every launch, a microsecond or two each. Only the first launch goes that way; from
+    then on addresses go as numbers, so what varies must keep its type and whether it is a multiple of 16. The kernel's
+    parameters are the varying pointers, the varying numbers, what is fixed, and the constants, in this order.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        self._compiled: dict[tuple[int, Hashable], Any] = {}
-
-    def __call__(
+    def __init__(
         self,
-        key: Hashable,
-        grid: int,
-        pointers: Sequence[Tensor | None],
-        numbers: Sequence[int],
-        typed: Callable[[], tuple[Any, ...]],
+        kernel: Any,
+        fixed: Sequence[Any],
         constants: Mapping[str, int],
         options: Mapping[str, int],
+        device: torch.device,
     ) -> None:
-        """Launch on the current GPU and stream, or interpreted.
+        self._kernel, self._fixed, self._constants, self._options = kernel, fixed, constants, options
+        self._device = device
+        self._compiled: Any = None
+        self._tail: tuple[Any, ...] = ()
 
-        The kernel's parameters are the `pointers`, the `numbers` and the `constants`, in this order; `typed` gives the
-        first two as Triton itself takes them.
-        """
-        where = (torch.cuda.current_device() if torch.cuda.is_available() else -1, key)
-        compiled = self._compiled.get(where)
-        if compiled is None:
-            compiled = self._kernel[(grid,)](*typed(), **constants, **options)
-            if compiled is not None:  # the interpreter compiles nothing
-                self._compiled[where] = compiled
+    def __call__(
+        self, grid: int, addresses: Sequence[int | None], numbers: Sequence[int], typed: Callable[[], Sequence[Any]]
+    ) -> None:
+        """Launch on the current stream, or interpreted; `typed` gives the varying pointers as Triton takes them."""
+        if self._compiled is None:
+            self._first(grid, numbers, typed())
             return
-        addresses = [None if pointer is None else pointer.data_ptr() for pointer in pointers]
-        compiled[(grid, 1, 1)](*addresses, *numbers, *constants.values())
+        index = self._device.index
+        if torch._C._cuda_getDevice() != index:
+            with torch.cuda.device(index):
+                self(grid, addresses, numbers, typed)
+            return
+        compiled, stream = self._compiled, torch._C._cuda_getCurrentRawStream(index)
+        arguments = (*addresses, *numbers, *self._tail)
+        compiled.run(
+            grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments
+        )  # fmt: skip
+
+    def _first(self, grid: int, numbers: Sequence[int], pointers: Sequence[Any]) -> None:
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            compiled = self._kernel[(grid,)](*pointers, *numbers, *self._fixed, **self._constants, **self._options)
+        if compiled is None:  # the interpreter compiles nothing
+            return
+        fixed = [value.data_ptr() if hasattr(value, "data_ptr") else value for value in self._fixed]
+        self._tail = (*fixed, *self._constants.values())
+        self._compiled = compiled
 
 
 def interpreted() -> bool:

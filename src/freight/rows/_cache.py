@@ -46,7 +46,8 @@ def build(table: Table, base: Tensor, cache: int | str, hot: Hotness | None, hot
 
 def refresh(table: Table, base: Tensor, hot: HotRows) -> None:
     """Copy the hot rows from the table anew."""
-    _gather.launch(table.on_gpu(base), hot.ids, hot.rows, ordered=table.ordered(base[0].nbytes, len(hot.ids)))
+    copiers = table.copiers(base[0].nbytes, len(hot.ids))
+    _gather.Reader(table.on_gpu(base), base.dtype, hot.rows.device)(hot.ids, hot.rows, copiers)
 
 
 def _most_rows(cache: int | str, n_rows: int, row_bytes: int) -> int:

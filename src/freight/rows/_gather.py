@@ -23,10 +23,7 @@ which they begin, so that each line crosses the link once.
 # pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false
 # Triton's annotations are values, and its launches take more than the kernel's parameters.
 
-import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,10 +32,9 @@ import triton.language as tl
 from torch import Tensor
 
 from freight.kernels._launch import (
-    Prepared,
+    Launch,
     cdiv,
     interpreted,
-    launching_on,
     multiprocessors,
     next_power_of_two,
     vector_bytes,
@@ -50,7 +46,7 @@ from freight.rows._hot import HotRows, hot_slots
 LINE = 128  # bytes that cross the link together
 WINDOW = 64 * 1024  # bytes; host pages behave so under a GPU's address translation
 _MOST_WINDOWS = 2**20
-_BARRIERS = 4  # words of the workspace before the windows' counts: three meeting points and the running sum
+_WORDS_BEFORE = 5  # the windows' counts: three meeting points, the running sum, the next tile to copy
 
 # ---- reference: obviously right, and what runs on a CPU ------------------------------------------
 
@@ -159,16 +155,16 @@ def _copy(
     return hits
 
 
-_SIZES = ("n", "N", "W", "window_shift", "copiers", "skew_pairs", "stride_pairs", "row_words", "lines_words", "fill")
+_SIZES = ("n", "copiers", "N", "W", "window_shift", "skew_pairs", "stride_pairs", "row_words", "lines_words", "fill")
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _gather_kernel(
-    table, hot, hot_map, ids, out, fault, served, work,
-    n: tl.int64, N: tl.int64, W: tl.int64, window_shift: tl.int64, copiers: tl.int64,
+    ids, out, work, n: tl.int64, copiers: tl.int64,
+    table, hot, hot_map, served, fault, N: tl.int64, W: tl.int64, window_shift: tl.int64,
     skew_pairs: tl.int64, stride_pairs: tl.int64, row_words: tl.int64, lines_words: tl.int64, fill: tl.int64,
-    FROM: tl.constexpr, UPTO: tl.constexpr, WRAP: tl.constexpr, CAST: tl.constexpr,
-    PAIR: tl.constexpr, LINE_PAIRS: tl.constexpr, IDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WRAP: tl.constexpr, CAST: tl.constexpr, PAIR: tl.constexpr, LINE_PAIRS: tl.constexpr,
+    IDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FROM: tl.constexpr, UPTO: tl.constexpr,
 ):  # fmt: skip
     """Passes FROM to UPTO: 0 count, 1 offset, 2 place, 3 copy; 3 alone without `work` takes the ids as they come."""
     n = n.to(tl.int64)  # the interpreter knows nothing of annotations
@@ -179,7 +175,7 @@ def _gather_kernel(
     if work is not None:
         W = W.to(tl.int64)
         window_shift = window_shift.to(tl.int64)
-        begin = work + 4
+        begin = work + 5
         rank = begin + W
         order = rank + n
     else:
@@ -227,13 +223,24 @@ def _gather_kernel(
         copiers = copiers.to(tl.int64)
         blocks = tl.where(program < copiers, tl.cdiv(n, ROWS) * column_blocks, 0)
         served_hot = tl.zeros((), tl.int64)
-        for block in range(program, blocks, copiers):
-            hits = _copy(
-                table, hot, ids, hot_map, order, out, fault, block, n, N, column_blocks, skew_pairs, stride_pairs,
-                row_words, fill, WRAP, CAST, PAIR, LINE_PAIRS, ROWS, COLUMNS,
-            )  # fmt: skip
-            if HOT:
-                served_hot += tl.where(block % column_blocks == 0, hits, 0)
+        if work is None:
+            for block in range(program, blocks, copiers):
+                hits = _copy(
+                    table, hot, ids, hot_map, order, out, fault, block, n, N, column_blocks, skew_pairs, stride_pairs,
+                    row_words, fill, WRAP, CAST, PAIR, LINE_PAIRS, ROWS, COLUMNS,
+                )  # fmt: skip
+                if HOT:
+                    served_hot += tl.where(block % column_blocks == 0, hits, 0)
+        else:  # few programs copy, and none may be left with more than its share
+            block = tl.atomic_add(work + 4, 1, sem="relaxed").to(tl.int64)
+            while block < blocks:
+                hits = _copy(
+                    table, hot, ids, hot_map, order, out, fault, block, n, N, column_blocks, skew_pairs, stride_pairs,
+                    row_words, fill, WRAP, CAST, PAIR, LINE_PAIRS, ROWS, COLUMNS,
+                )  # fmt: skip
+                if HOT:
+                    served_hot += tl.where(block % column_blocks == 0, hits, 0)
+                block = tl.atomic_add(work + 4, 1, sem="relaxed").to(tl.int64)
         if HOT:
             tl.atomic_add(served, served_hot, sem="relaxed")
 
@@ -246,7 +253,6 @@ _WIDENED = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m
 _IDS = 1024
 _WARP = 32
 _SM_REGISTERS = 65536
-_launch = Prepared(_gather_kernel)
 
 
 def casts(source: torch.dtype, to: torch.dtype, device: torch.device) -> bool:
@@ -256,61 +262,93 @@ def casts(source: torch.dtype, to: torch.dtype, device: torch.device) -> bool:
     return source.itemsize > 1 or device.type != "cuda" or why_not(device, least=89) is None
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What a launch takes beside its tensors and their lengths."""
+class Reader:
+    """Gathers from one table into rows of one dtype: everything about it that no call changes is worked out here.
 
-    word: torch.dtype
-    sizes: tuple[int, ...]  # skew_pairs, stride_pairs, row_words, lines_words, fill
-    constants: dict[str, int]  # the kernel's, from WRAP on
-    options: dict[str, int]
-    rows: int  # of a tile
-    column_blocks: int
-    programs: int  # that can all be resident
-    copiers: int
+    `table` is what the GPU sees, each of its rows in one piece. Rows land at addresses that `grain` divides. `fault` is
+    two int64 that the GPU can write. `sms` bounds the multiprocessors that copy rows.
+    """
 
-    @functools.cached_property
-    def key(self) -> tuple[Any, ...]:
-        """What is compiled for it."""
-        return (self.word, *self.constants.values(), *self.options.values())
+    def __init__(
+        self,
+        table: Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        grain: int = 16,
+        hot: HotRows | None = None,
+        fault: Tensor | None = None,
+        wrap: bool = True,
+        sms: int | None = None,
+        config: Config | None = None,
+    ) -> None:
+        width, skew_bytes = table.element_size(), table.data_ptr() % LINE
+        row_bytes, stride_bytes = math.prod(table.shape[1:]) * width, table.stride(0) * width
+        cast = table.dtype is not dtype
+        lane = vector_bytes(skew_bytes, stride_bytes, row_bytes, *(() if cast else (grain,)))
+        word = table.dtype if cast else _WORDS[lane]
+        # A row that one instruction of a warp reads whole asks for each of its lines once, wherever it begins.
+        begins = grain_of(skew_bytes, stride_bytes)
+        lined = row_bytes > _WARP * lane and (begins < LINE or row_bytes % LINE > 0)
+        lines_bytes = cdiv(row_bytes + LINE - begins, LINE) * LINE if lined else row_bytes
+        config = config or tunable.config((row_bytes,), "uint8", device)
+        tile = config["TILE"] // (1 if lane == 16 else 2)  # narrower loads take more registers for as many words
+        columns = min(next_power_of_two(lines_bytes // word.itemsize), tile)
 
+        self._device = device
+        self._keep = (table, hot, fault)
+        self._empty = row_bytes == 0
+        self._cast = cast
+        self._word = word
+        self._rows = tile // columns  # of a tile
+        self._column_blocks = cdiv(lines_bytes // word.itemsize, columns)
+        self._programs = config["programs_per_sm"] * multiprocessors(device)  # that can all be resident
+        self._most = self._programs if sms is None else min(self._programs, sms * config["programs_per_sm"])
+        self._windows, shift = _windows(len(table), stride_bytes)
+        sizes = (skew_bytes // lane, stride_bytes // lane, row_bytes // word.itemsize, lines_bytes // word.itemsize)
+        self._numbers = (len(table), self._windows, shift, *sizes, 0 if cast else _fill_word(dtype))
+        self._constants = {"WRAP": wrap, "CAST": cast, "PAIR": lane // word.itemsize}
+        self._constants |= {"LINE_PAIRS": LINE // lane if lined else 1}
+        self._constants |= {"IDS": _IDS, "ROWS": self._rows, "COLUMNS": columns}
+        self._options = {"num_warps": config["num_warps"], "maxnreg": _registers(config)}
+        self._launches: dict[tuple[torch.dtype, bool, bool], list[Launch]] = {}
 
-@functools.lru_cache(maxsize=1024)
-def _plan(
-    row_bytes: int,
-    stride_bytes: int,
-    skew_bytes: int,
-    grain: int,
-    source: torch.dtype,
-    to: torch.dtype,
-    wrap: bool,
-    device: torch.device,
-    settings: tuple[tuple[str, int], ...] | None,
-) -> _Plan:
-    """`skew_bytes` is by how much the table begins behind a line, `grain` what divides every address of the output."""
-    cast = source is not to
-    lane = vector_bytes(skew_bytes, stride_bytes, row_bytes, *(() if cast else (grain,)))
-    word = source if cast else _WORDS[lane]
-    pair = lane // word.itemsize
-    # A row that one instruction of a warp reads whole asks for each of its lines once, wherever it begins.
-    begins = _grain(skew_bytes, stride_bytes)
-    lined = row_bytes > _WARP * lane and (begins < LINE or row_bytes % LINE > 0)
-    lines_bytes = cdiv(row_bytes + LINE - begins, LINE) * LINE if lined else row_bytes
-    config = dict(settings) if settings else tunable.config((row_bytes,), "uint8", device)
-    columns = min(next_power_of_two(lines_bytes // word.itemsize), config["TILE"])
-    rows = config["TILE"] // columns
-    sizes = (skew_bytes // lane, stride_bytes // lane, row_bytes // word.itemsize, lines_bytes // word.itemsize)
-    constants = {"WRAP": wrap, "CAST": cast, "PAIR": pair, "LINE_PAIRS": LINE // lane if lined else 1}
-    return _Plan(
-        word=word,
-        sizes=(*sizes, 0 if cast else _fill_word(to)),
-        constants=constants | {"IDS": _IDS, "ROWS": rows, "COLUMNS": columns},
-        options={"num_warps": config["num_warps"], "maxnreg": _registers(config)},
-        rows=rows,
-        column_blocks=cdiv(lines_bytes // word.itemsize, columns),
-        programs=config["programs_per_sm"] * multiprocessors(device),
-        copiers=config["copiers"],
-    )
+    def __call__(self, ids: Tensor, out: Tensor, copiers: int | None = None) -> Tensor:
+        """Gather into contiguous `out`. With `copiers`, ids are ordered first, and that many programs copy rows."""
+        n = ids.numel()
+        if n == 0 or self._empty:
+            return out
+        if copiers is None:
+            work, at_work = None, None
+            grid = copiers = min(cdiv(n, self._rows) * self._column_blocks, self._most)
+        else:
+            work = torch.zeros(_WORDS_BEFORE + self._windows + 2 * n, dtype=torch.int32, device=self._device)
+            at_work, grid, copiers = work.data_ptr(), self._programs, min(copiers, self._most)
+        at_ids = ids.data_ptr()
+        key = (ids.dtype, at_ids % 16 == 0, work is None)
+        launches = self._launches.get(key)
+        if launches is None:
+            launches = self._launches[key] = self._prepare(work is not None)
+        for launch in launches:
+            launch(grid, (at_ids, out.data_ptr(), at_work), (n, copiers), lambda: (ids, self._words(out), work))
+        return out
+
+    def _prepare(self, ordered: bool) -> list[Launch]:
+        table, hot, fault = self._keep
+        hot_parts = (
+            (None, None, None) if hot is None else (triton.reinterpret(hot.rows, self._word), hot.map, hot.served)
+        )
+        fixed = (triton.reinterpret(table, self._word), *hot_parts, fault, *self._numbers)
+        passes, options = [(3, 3)], self._options
+        if ordered and interpreted():  # programs run one after the other and cannot meet
+            passes = [(one, one) for one in range(4)]
+        elif ordered:
+            passes, options = [(0, 3)], {**options, "launch_cooperative_grid": True}
+        constants = [{**self._constants, "FROM": first, "UPTO": last} for first, last in passes]
+        return [Launch(_gather_kernel, fixed, some, options, self._device) for some in constants]
+
+    def _words(self, out: Tensor) -> Any:
+        return out if self._cast else triton.reinterpret(out, self._word)
 
 
 def launch(
@@ -323,55 +361,13 @@ def launch(
     ordered: bool = False,
     wrap: bool = True,
     sms: int | None = None,
+    copiers: int = 16,
     config: Config | None = None,
 ) -> Tensor:
-    """Gather rows into contiguous `out`, on a GPU or interpreted; rows of `table` are contiguous, `ids` too.
-
-    `fault` is two int64 that the GPU can write. `sms` bounds the multiprocessors that copy rows.
-    """
-    n, N, row = ids.numel(), len(table), math.prod(table.shape[1:])
-    if n == 0 or row == 0:
-        return out
-    address, width = table.data_ptr(), table.element_size()
-    plan = _plan(
-        row * width,
-        table.stride(0) * width,
-        address % LINE,
-        _grain(out.data_ptr()),
-        table.dtype,
-        out.dtype,
-        wrap,
-        out.device,
-        None if config is None else tuple(config.items()),
-    )
-    most = plan.programs if sms is None else min(plan.programs, sms * plan.programs // multiprocessors(out.device))
-    copiers = max(1, min(cdiv(n, plan.rows) * plan.column_blocks, most, plan.copiers if ordered else most))
-    work, windows, shift = _workspace(n, N, table.stride(0) * width, out.device) if ordered else (None, 0, 0)
-    steps = (3, 3) if not ordered else (0, 3)
-    pointers = (table, hot and hot.rows, hot and hot.map, ids, out, fault, hot and hot.served, work)
-    numbers = (n, N, windows, shift, copiers, *plan.sizes)
-
-    def typed() -> tuple[Any, ...]:
-        rows = None if hot is None else triton.reinterpret(hot.rows, plan.word)
-        to = out if plan.constants["CAST"] else triton.reinterpret(out, plan.word)
-        return (triton.reinterpret(table, plan.word), rows, hot and hot.map, ids, to, *pointers[5:], *numbers)
-
-    with launching_on(out):
-        if ordered and interpreted():  # programs run one after the other and cannot meet
-            for step in range(4):
-                _gather_kernel[(plan.programs,)](*typed(), FROM=step, UPTO=step, **plan.constants, **plan.options)
-            return out
-        constants = {"FROM": steps[0], "UPTO": steps[1], **plan.constants}
-        options = plan.options | ({"launch_cooperative_grid": True} if ordered else {})
-        grid = plan.programs if ordered else copiers
-        key = (plan.key, out.dtype, ordered, ids.dtype, _alignments(pointers))
-        _launch(key, grid, pointers, numbers, typed, constants, options)
-    return out
-
-
-def _alignments(pointers: Sequence[Tensor | None]) -> tuple[bool | None, ...]:
-    """What Triton compiles anew for: which pointers there are, and which of them are multiples of 16."""
-    return tuple(None if pointer is None else pointer.data_ptr() % 16 == 0 for pointer in pointers)
+    """One gather, on a GPU or interpreted; see `Reader`."""
+    grain = grain_of(out.data_ptr())
+    reader = Reader(table, out.dtype, out.device, grain=grain, hot=hot, fault=fault, wrap=wrap, sms=sms, config=config)
+    return reader(ids, out, copiers if ordered else None)
 
 
 def _fill_word(dtype: torch.dtype) -> int:
@@ -385,7 +381,7 @@ def _registers(config: Config) -> int:
     return min(255, _SM_REGISTERS // (_WARP * config["num_warps"] * config["programs_per_sm"]))
 
 
-def _grain(*addresses_and_strides: int) -> int:
+def grain_of(*addresses_and_strides: int) -> int:
     """The largest power of two, up to a line, that divides all of them."""
     bits = LINE
     for value in addresses_and_strides:
@@ -393,13 +389,12 @@ def _grain(*addresses_and_strides: int) -> int:
     return bits & -bits
 
 
-def _workspace(n: int, N: int, stride_bytes: int, device: torch.device) -> tuple[Tensor, int, int]:
-    """What ordering writes to, how many windows there are, and by how many bits a row's number makes its window's."""
+def _windows(N: int, stride_bytes: int) -> tuple[int, int]:
+    """How many windows a table has, and by how many bits a row's number makes its window's."""
     shift = max(0, (WINDOW // max(1, stride_bytes)).bit_length() - 1)
     while N >> shift > _MOST_WINDOWS:
         shift += 1
-    windows = (N >> shift) + 1
-    return torch.zeros(_BARRIERS + windows + 2 * n, dtype=torch.int32, device=device), windows, shift
+    return (N >> shift) + 1, shift
 
 
 # ---- tuning --------------------------------------------------------------------------------------
@@ -426,13 +421,8 @@ tunable = register(
     Tunable(
         op="gather_rows",
         dims=("row_bytes",),
-        default={"TILE": 4096, "num_warps": 8, "programs_per_sm": 2, "copiers": 32},
-        space={
-            "TILE": (2048, 4096),
-            "num_warps": (4, 8),
-            "programs_per_sm": (2,),
-            "copiers": (16, 24, 32, 64, 128, 256),
-        },
+        default={"TILE": 8192, "num_warps": 8, "programs_per_sm": 2},
+        space={"TILE": (2048, 4096, 8192), "num_warps": (4, 8), "programs_per_sm": (1, 2)},
         cells=tuple(((row_bytes,), "uint8") for row_bytes in (64, 256, 1024, 4096)),
         inputs=_inputs,
         launch=launch,
@@ -461,7 +451,7 @@ def _variant(word: str, out: str, pair: int, line_pairs: int, columns: int, *, h
             "PAIR": pair,
             "LINE_PAIRS": line_pairs,
             "IDS": _IDS,
-            "ROWS": 4096 // columns,
+            "ROWS": (8192 if pair > 1 else 4096) // columns,
             "COLUMNS": columns,
         },
         "aligned": [name for name in pointers if pair > 1 or name not in ("table", "out")],

@@ -51,48 +51,70 @@ def _empty(table: Tensor, ids: Tensor, *, device: torch.device, dtype: torch.dty
 def _into(
     table: Tensor, ids: Tensor, out: Tensor, *, token: int = 0, wrap: bool = True, sms: int | None = None
 ) -> None:
+    if ids.dtype is not torch.int64 and ids.dtype is not torch.int32:
+        raise ArgumentTypeError(f"ids must be int32 or int64; got {ids.dtype}.")
     held = table_of(token)
     if held is not None:
         held.check_fault()
-        held.rows_asked += ids.numel()
-        held.bytes_asked += out.numel() * table.element_size()
-    if out.device.type == "cpu":
+        held.count(ids, table)
+    device = out.device
+    if device.type == "cpu":
         _on_cpu(table, ids, out, wrap)
         return
-    if held is None and table.device != out.device:
+    if held is None and table.device != device:
         raise ArgumentError(
-            f"rows of a table on {table.device} cannot be read by {out.device}: make the table with freight.unified."
+            f"rows of a table on {table.device} cannot be read by {device}: make the table with freight.unified."
         )
-    if ids.device.type == "cpu":
-        _check_range(ids, len(table), wrap)
-        ids = ids.to(out.device, non_blocking=True)
-    elif ids.device != out.device:
-        raise ArgumentError(f"ids are on {ids.device} and the rows land on {out.device}; move them there.")
-    source = table if held is None else held.on_gpu(table)
-    if _rows_contiguous(table):
-        _launch(source, ids.contiguous(), out, held, table, wrap, sms)
+    if ids.device != device:
+        ids = _moved(ids, device, len(table), wrap)
+    if not ids.is_contiguous():
+        ids = ids.contiguous()
+    if held is not None and table is held.base and sms is None and held.rows_in_one_piece and _plain_to(out):
+        _read_all(held, ids, out, wrap)
+    elif _rows_contiguous(table):
+        _read_part(held, table, ids, out, wrap, sms)
     else:
-        _by_torch(source, ids, out, held, wrap)
+        _by_torch(table if held is None else held.on_gpu(table), ids, out, held, wrap)
     if held is not None and current().check_ids:
         held.wait()
 
 
-def _launch(
-    source: Tensor, ids: Tensor, out: Tensor, held: Table | None, table: Tensor, wrap: bool, sms: int | None
-) -> None:
-    hot, fault, ordered = None, None, False
+def _plain_to(out: Tensor) -> bool:
+    """Whether rows can be put there as they come."""
+    return out.is_contiguous() and out.data_ptr() % 16 == 0
+
+
+def _read_all(held: Table, ids: Tensor, out: Tensor, wrap: bool) -> None:
+    """From the table itself: the way that every call but the odd one takes."""
+    base = held.base
+    if out.dtype is base.dtype or casts(base.dtype, out.dtype, out.device):
+        held.reader(out.dtype, wrap=wrap)(ids, out, held.copiers(held.row_bytes, ids.numel()))
+    else:
+        rows = torch.empty(out.shape, dtype=base.dtype, device=out.device)
+        out.copy_(held.reader(base.dtype, wrap=wrap)(ids, rows, held.copiers(held.row_bytes, ids.numel())))
+
+
+def _read_part(held: Table | None, table: Tensor, ids: Tensor, out: Tensor, wrap: bool, sms: int | None) -> None:
+    """From a part of a table or one in GPU memory, to anywhere, or by few multiprocessors."""
+    source, fault, hot, copiers = table, None, None, None
     if held is not None:
-        fault = held.fault.on_gpu
-        ordered = held.ordered(table.stride(0) * table.element_size(), ids.numel())
-        hot = held.hot if held.hot is not None and held.is_whole(table) else None
-    to = out
-    if out.dtype is not table.dtype and not casts(table.dtype, out.dtype, out.device):
-        to = torch.empty(out.shape, dtype=table.dtype, device=out.device)
-    elif not out.is_contiguous():
-        to = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    _gather.launch(source, ids, to, hot=hot, fault=fault, ordered=ordered, wrap=wrap, sms=sms)
-    if to is not out:
+        source, fault = held.on_gpu(table), held.fault.on_gpu
+        hot = held.hot if held.is_whole(table) else None
+        copiers = held.copiers(table.stride(0) * table.element_size(), ids.numel()) if len(table) > 1 else None
+    direct = out.is_contiguous() and (out.dtype is table.dtype or casts(table.dtype, out.dtype, out.device))
+    to = out if direct else torch.empty(out.shape, dtype=table.dtype, device=out.device)
+    grain = _gather.grain_of(to.data_ptr())
+    reader = _gather.Reader(source, to.dtype, out.device, grain=grain, hot=hot, fault=fault, wrap=wrap, sms=sms)
+    reader(ids, to, copiers)
+    if not direct:
         out.copy_(to)
+
+
+def _moved(ids: Tensor, device: torch.device, rows: int, wrap: bool) -> Tensor:
+    if ids.device.type != "cpu":
+        raise ArgumentError(f"ids are on {ids.device} and the rows land on {device}; move them there.")
+    _check_range(ids, rows, wrap)
+    return ids.to(device, non_blocking=True)
 
 
 def _by_torch(source: Tensor, ids: Tensor, out: Tensor, held: Table | None, wrap: bool) -> None:
@@ -189,33 +211,35 @@ def gather_rows(
     """
     table, device, token = _plain(x)
     if isinstance(ids, Tensor):
-        _check_ids(ids)
-        return _gathered(table, ids, out, dtype, device, token, sms)
+        if out is not None:
+            return _put_into(out, table, ids, dtype, device, token, sms)
+        dtype = dtype or table.dtype
+        return torch.ops.freight.gather_rows.default(table, ids, device=device, dtype=dtype, token=token, sms=sms)
     batches = list(ids)
-    for batch in batches:
-        _check_ids(batch)
+    if not all(isinstance(batch, Tensor) for batch in batches):
+        raise ArgumentTypeError(
+            "ids must be an int32 or int64 tensor, or several of them; got something else among them."
+        )
     if out is not None:
         raise ArgumentError("out takes the rows of one batch; gather several without it, or one after the other.")
     if not batches:
         return ()
     on_gpu = [batch.reshape(-1).to(device, non_blocking=True) for batch in batches]
-    rows = _gathered(table, torch.cat(on_gpu), None, dtype, device, token, sms)
+    dtype, every = dtype or table.dtype, torch.cat(on_gpu)
+    rows = torch.ops.freight.gather_rows.default(table, every, device=device, dtype=dtype, token=token, sms=sms)
     parts = rows.split([batch.numel() for batch in batches])
     return tuple(part.view(*batch.shape, *table.shape[1:]) for part, batch in zip(parts, batches, strict=True))
 
 
-def _gathered(
+def _put_into(
+    out: Tensor,
     table: Tensor,
     ids: Tensor,
-    out: Tensor | None,
     dtype: torch.dtype | None,
     device: torch.device,
     token: int,
     sms: int | None,
 ) -> Tensor:
-    if out is None:
-        dtype = dtype or table.dtype
-        return torch.ops.freight.gather_rows.default(table, ids, device=device, dtype=dtype, token=token, sms=sms)
     shape = (*ids.shape, *table.shape[1:])
     if out.shape != shape or out.device != device or (dtype is not None and out.dtype is not dtype):
         raise ArgumentError(
@@ -228,14 +252,9 @@ def _gathered(
 
 def _plain(x: Tensor) -> tuple[Tensor, torch.device, int]:
     """The table as a plain tensor, where its rows land, and its token."""
-    from freight.rows._tensor import UnifiedTensor
-
-    if isinstance(x, UnifiedTensor):
-        table = x._table
-        if torch.compiler.is_compiling():
-            return x._plain, table.traced_device, table.token
-        table.check_open()
-        return x._plain, table.device, table.token
+    held: Table | None = getattr(x, "_table", None)
+    if held is not None:
+        return x._plain, held.traced_device if torch.compiler.is_compiling() else held.device, held.token  # type: ignore[attr-defined]
     if not isinstance(x, Tensor) or x.dim() == 0:
         raise ArgumentTypeError(f"x must be a tensor with rows; got {x!r}.")
     if x.requires_grad:
@@ -243,9 +262,3 @@ def _plain(x: Tensor) -> tuple[Tensor, torch.device, int]:
             "gather_rows has no gradient for its table; use torch.nn.functional.embedding on a tensor that needs one."
         )
     return x, x.device, 0
-
-
-def _check_ids(ids: Tensor) -> None:
-    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64):
-        got = f"{ids.dtype}" if isinstance(ids, Tensor) else repr(ids)
-        raise ArgumentTypeError(f"ids must be an int32 or int64 tensor; got {got}.")

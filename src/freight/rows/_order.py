@@ -1,4 +1,4 @@
-"""From how many ids on it pays to order them by address, from what was measured of the machine.
+"""From how many ids on it pays to order them by address, and how many programs then copy, from the machine's facts.
 
 as they come   every row takes the time that a random row of a table of this size was measured to take
 ordered        every page that an id falls on takes one look-up, or the bytes take the time of the link, whichever
@@ -51,28 +51,54 @@ class Curve:
         return max(measured, row_bytes * self.byte)
 
 
+@dataclass(frozen=True)
+class Ordering:
+    """What to do with so many ids: as they come below `pays`, then ordered, by how many programs from which number on.
+
+    Where look-ups are the limit, rows under way beyond the few thousand that the look-ups can serve only push each
+    other out of the translation's caches; the nearer the link's own limit, the more of them are needed to fill it.
+    """
+
+    pays: int
+    steps: tuple[tuple[int, int], ...]  # from this number of ids on, so many programs
+
+    def copiers(self, n: int) -> int | None:
+        """How many programs copy the rows of `n` ids once they are ordered; None where they are taken as they come."""
+        if not self.pays <= n < _MOST:
+            return None
+        return next(copiers for least, copiers in reversed(self.steps) if n >= least)
+
+
+_NEVER = Ordering(_MOST, ((0, 1),))
+_COPIERS = ((1.5, 32), (1.0, 64))  # by how many times longer look-ups take than bytes, at most; else
+_FEW = 16
+
+
 @functools.lru_cache(maxsize=1024)
-def _pays_from(table_bytes: int, row_bytes: int, curve: Curve) -> int:
+def _ordering(table_bytes: int, row_bytes: int, curve: Curve) -> Ordering:
     pages = max(1, table_bytes // WINDOW)
-    n = _FEWEST
+    pays, steps, n = _MOST, [(0, _FEW)], _FEWEST
+    waiting = list(_COPIERS)
     while n < _MOST:
-        hit = pages * -math.expm1(-n / pages)
-        ordered = max(hit * curve.page, n * row_bytes * curve.byte) + _PASSES + n * _PASS
-        if ordered < _MARGIN * n * curve.row(table_bytes, row_bytes):
-            return n
-        n *= 2
-    return _MOST
+        lookups, moved = pages * -math.expm1(-n / pages) * curve.page, n * row_bytes * curve.byte
+        ordered = max(lookups, moved) + _PASSES + n * _PASS
+        if pays == _MOST and ordered < _MARGIN * n * curve.row(table_bytes, row_bytes):
+            pays = n
+        while waiting and lookups < waiting[0][0] * moved:
+            steps.append((n, waiting.pop(0)[1]))
+        n = n * 5 // 4
+    return Ordering(pays, tuple(steps))
 
 
-def pays_from(table_bytes: int, row_bytes: int) -> int:
-    """The least number of ids that is worth ordering; more than there can be where it never pays.
+def ordering(table_bytes: int, row_bytes: int) -> Ordering:
+    """What to do with ids of a table of this size.
 
-    >>> pays_from(64 * MiB, 4096) == 2**31
+    >>> ordering(64 * MiB, 4096).copiers(2**17) is None
     True
     """
     if not table_bytes or not row_bytes:
-        return _MOST
-    return _pays_from(table_bytes, row_bytes, _curve())
+        return _NEVER
+    return _ordering(table_bytes, row_bytes, _curve())
 
 
 def _curve() -> Curve:

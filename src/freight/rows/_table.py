@@ -5,8 +5,10 @@ open -> closed     every unified tensor over a table, views too, holds it
 
 import atexit
 import ctypes
+import functools
 import itertools
 import logging
+import math
 import os
 import threading
 import weakref
@@ -20,8 +22,9 @@ from freight import _cuda
 from freight._units import show_bytes
 from freight.errors import ClosedError, OutOfRangeError
 from freight.memory import HostBlock, allocate
+from freight.rows._gather import Reader
 from freight.rows._hot import HotRows
-from freight.rows._order import pays_from
+from freight.rows._order import Ordering, ordering
 
 _log = logging.getLogger(__name__)
 _NO_FAULT = -(2**63)
@@ -76,7 +79,8 @@ class Table:
         self._whole_on_gpu: Tensor | None = None
         self._fault: Fault | None = None
         self._lock = threading.Lock()
-        self._pays_from: dict[int, int] = {}
+        self._orderings: dict[int, Ordering] = {}
+        self._readers: dict[tuple[torch.dtype, bool], Reader] = {}
         self._process = os.getpid()
         self.hot: HotRows | None = None
         self.rows_asked = 0
@@ -85,6 +89,16 @@ class Table:
         self._end = weakref.finalize(self, _end, block, device)
         self.token = next(_tokens)
         _open[self.token] = self
+
+    @functools.cached_property
+    def row_bytes(self) -> int:
+        """From the beginning of one row to the beginning of the next."""
+        return self.base.stride(0) * self.base.element_size() if len(self.base) > 1 else 0
+
+    @functools.cached_property
+    def rows_in_one_piece(self) -> bool:
+        """Whether every row is contiguous."""
+        return len(self.base) > 0 and self.base[0].is_contiguous() and (len(self.base) == 1 or self.base.stride(0) > 0)
 
     @property
     def closed(self) -> bool:
@@ -148,12 +162,32 @@ class Table:
         same = (view.shape, view.stride(), view.dtype) == (base.shape, base.stride(), base.dtype)
         return same and view.data_ptr() == self.address
 
-    def ordered(self, row_bytes: int, n: int) -> bool:
-        """Whether `n` ids of rows that wide are worth ordering by address."""
-        least = self._pays_from.get(row_bytes)
-        if least is None:
-            least = self._pays_from[row_bytes] = pays_from(self.nbytes, row_bytes)
-        return least <= n < 2**31
+    def copiers(self, row_bytes: int, n: int) -> int | None:
+        """By how many programs the rows of `n` ids are copied in the order of their addresses; None: as they come."""
+        known = self._orderings.get(row_bytes)
+        if known is None:
+            known = self._orderings[row_bytes] = ordering(self.nbytes, row_bytes)
+        return known.copiers(n)
+
+    def reader(self, dtype: torch.dtype, *, wrap: bool) -> Reader:
+        """Gathers from all of the table, hot rows included, into rows of `dtype`."""
+        reader = self._readers.get((dtype, wrap))
+        if reader is None:
+            source, fault = self.on_gpu(self.base), self.fault.on_gpu
+            reader = Reader(source, dtype, self._device, hot=self.hot, fault=fault, wrap=wrap)
+            self._readers[dtype, wrap] = reader
+        return reader
+
+    def keep_hot(self, hot: HotRows | None) -> None:
+        """Have these rows served from GPU memory from now on."""
+        self.hot = hot
+        self._readers.clear()
+
+    def count(self, ids: Tensor, rows: Tensor) -> None:
+        """Note that these rows were asked for."""
+        n = ids.numel()
+        self.rows_asked += n
+        self.bytes_asked += n * self.row_bytes if rows is self.base else n * math.prod(rows.shape[1:]) * rows.itemsize
 
     def check_open(self) -> None:
         """Raise where the table was closed."""
@@ -208,6 +242,7 @@ class Table:
         finally:
             _open.pop(self.token, None)
             self._alias = self._whole_on_gpu = self._fault = self.hot = None
+            self._readers.clear()
             self._end()
 
 

@@ -215,7 +215,7 @@ def unified(
     """
     x = data if isinstance(data, UnifiedTensor) else (_in_place if in_place else _copied)(data, device)
     if cache is not None:
-        x._table.hot = _cache.build(x._table, x._table.base, cache, hot, hot_ids)
+        x._table.keep_hot(_cache.build(x._table, x._table.base, cache, hot, hot_ids))
     elif hot is not None or hot_ids is not None:
         raise ArgumentError("hot= and hot_ids= say which rows are cached; say how many with cache=.")
     return x
