@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 from freight import _direct, _pages
 from freight._units import MiB, show_bytes
-from freight.errors import DirectIOError, DiskError
+from freight.errors import DirectIOError, DiskError, HostMemoryError
 from freight.machine import _cufile
 from freight.machine._budget import Budget
 from freight.machine._facts import Disk, DiskRate, short
@@ -29,7 +30,7 @@ def measure(directory: Path, budget: Budget, *, gpu: bool) -> Disk:
         rates = _rates(directory, _size(free, budget), budget)
     except DirectIOError as error:
         return Disk(**{**vars(place), "direct": False, "absent": _reason(error)})
-    except OSError as error:
+    except (OSError, HostMemoryError) as error:
         return Disk(**{**vars(place), "absent": _reason(error)})
     works, why_not = _cufile.check(directory, gpu=gpu) if budget.cufile else (None, "a quick probe does not try it")
     return Disk(**{**vars(place), "direct": True, "rates": rates, "cufile": works, "cufile_absent": why_not})
@@ -76,11 +77,14 @@ def _rates(directory: Path, size: int, budget: Budget) -> tuple[DiskRate, ...]:
 def _moved(move: Move, fd: int, address: int, size: int, threads: int, block: int, seconds: float) -> tuple[int, float]:
     """Bytes moved, from the file's beginning on and at most once, and the seconds it took; stops when time is up."""
     offsets = itertools.count(0, block)
-    start = time.perf_counter()
+    begin: SimpleQueue[bool] = SimpleQueue()
+    stopped = False
 
     def work(buffer: int) -> int:
-        done = 0
-        while (offset := next(offsets)) + block <= size and (not offset or time.perf_counter() < start + seconds):
+        done, go = 0, begin.get()
+        while go and not stopped and (offset := next(offsets)) + block <= size:
+            if offset and time.perf_counter() > start + seconds:
+                break
             move(fd, buffer, block, offset)
             done += block
         return done
@@ -88,9 +92,16 @@ def _moved(move: Move, fd: int, address: int, size: int, threads: int, block: in
     workers = ThreadPoolExecutor(threads, thread_name_prefix="freight-probe")
     try:
         running = [workers.submit(work, address + index * block) for index in range(threads)]
+        start = time.perf_counter()
+        for _ in running:
+            begin.put(True)
         done = sum(worker.result() for worker in running)
         return done, time.perf_counter() - start
-    finally:  # on Ctrl-C too: no thread may touch the buffers once they are unmapped; each stops when time is up
+    finally:  # on Ctrl-C too: no thread may touch the buffers once they are unmapped. A thread that Ctrl-C met in the
+        # making is none that the pool waits for, which is why none begins before all are made.
+        stopped = True
+        for _ in range(threads):
+            begin.put(False)
         workers.shutdown(wait=True, cancel_futures=True)
 
 
@@ -116,5 +127,5 @@ def _file(directory: Path, size: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error).removeprefix("[Errno None] ")
+def _reason(error: OSError | HostMemoryError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -46,13 +46,16 @@ def report(machine: Machine, findings: list[Finding]) -> str:
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "versions": dataclasses.asdict(machine.software) | {"freight": _freight_version()},
     }
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(data, indent=2) + "\n"
 
 
 def show(machine: Machine, findings: list[Finding], console: "Console") -> None:
     """The findings as a table, each remedy under its line, and a count at the end."""
     from rich.table import Table
     from rich.text import Text
+
+    def printable(text: str) -> str:  # not every terminal has a µ, and not every file name is text
+        return text.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
     for group, lines in groupby(findings, key=lambda finding: finding.group):
         table = Table(
@@ -62,16 +65,17 @@ def show(machine: Machine, findings: list[Finding], console: "Console") -> None:
         table.add_column(min_width=22, no_wrap=True)
         table.add_column(overflow="fold")
         for line in lines:
-            table.add_row(Text(_MARK[line.verdict], _STYLE[line.verdict]), Text(line.name), Text(line.value))
+            table.add_row(Text(_MARK[line.verdict], _STYLE[line.verdict]), Text(line.name), Text(printable(line.value)))
             if line.remedy:
-                table.add_row("", "", Text(f"-> {line.remedy}", "italic"))
+                table.add_row("", "", Text(printable(f"-> {line.remedy}"), "italic"))
         console.print(table)
         console.print()
     counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in _MARK}
     how = "quickly measured" if machine.quick else "measured"
     console.print(f"{counts[PASS]} pass, {counts[WARN]} warn, {counts[FAIL]} fail", style="bold", markup=False)
     console.print(f"freight {_freight_version()}; {how} {machine.date} in {machine.seconds} s", markup=False)
-    console.print(f"kept in {current().cache_home}; `freight doctor --refresh` measures again", markup=False)
+    kept = f"kept in {current().cache_home}; `freight doctor --refresh` measures again"
+    console.print(printable(kept), markup=False)
 
 
 def _freight_version() -> str:

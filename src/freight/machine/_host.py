@@ -45,13 +45,23 @@ def memcpy_gbs(available: int, budget: Budget) -> float:
 def memory() -> tuple[int, int]:
     """Total and available memory, of the machine or of the container where that has less."""
     machine = psutil.virtual_memory()
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        limit = _number(_CGROUP / "memory" / "memory.limit_in_bytes")
-        used = _number(_CGROUP / "memory" / "memory.usage_in_bytes")
-    if limit is None or used is None or limit >= machine.total:
-        return machine.total, machine.available
-    return limit, min(machine.available, max(0, limit - used))
+    for folder, limit_file, used_file in (
+        (_CGROUP, "memory.max", "memory.current"),
+        (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit, used = _number(folder / limit_file), _number(folder / used_file)
+        if limit is not None and used is not None and limit < machine.total:
+            return limit, min(machine.available, max(0, limit - used + _file_cache(folder / "memory.stat")))
+    return machine.total, machine.available
+
+
+def _file_cache(statistics: Path) -> int:
+    """Bytes of files in the page cache, which a container counts as used and gives up on demand."""
+    try:
+        lines = dict(line.split() for line in statistics.read_text().splitlines())
+        return int(lines.get("inactive_file", 0)) + int(lines.get("active_file", 0))
+    except (OSError, ValueError):
+        return 0
 
 
 def _cpu_name() -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import math
+import sys
 import types
 import typing
 from typing import Any, TypeVar
@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from freight.errors import RecordError
 
 T = TypeVar("T")
+_MOST = 2**63  # no count or size is larger, and more would not even become a float
 _REMEDY = "Measure again: `freight doctor --refresh`."
 
 
 def dump(data: dict[str, Any], schema: int) -> str:
     """`data` as JSON text under `schema`."""
-    return json.dumps({"schema": schema, **data}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps({"schema": schema, **data}, indent=2, allow_nan=False) + "\n"
 
 
 def load(kind: type[T], text: str, schema: int) -> T:
@@ -69,10 +70,10 @@ def _plain(hint: Any, value: object, path: str) -> Any:
         raise _wrong(path, "text", value)
     if hint is bool and not isinstance(value, bool):
         raise _wrong(path, "true or false", value)
-    if hint is int and (type(value) is not int or value < 0):
-        raise _wrong(path, "a whole number of at least 0", value)
+    if hint is int and (type(value) is not int or not 0 <= value < _MOST):
+        raise _wrong(path, "a whole number of at least 0, of 63 bits", value)
     if hint is float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise _wrong(path, "a finite number of at least 0", value)
         return float(value)
     return value

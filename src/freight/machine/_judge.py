@@ -131,7 +131,7 @@ def _link(link: Link) -> Iterator[Line]:
     else:
         yield _ok("PCIe", f"generation {generation} x{width}")
     carried = _LANE_GBS.get(most[0] or 0, 0.0) * (most[1] or 0)
-    for name, gbs in (("copy to the GPU", link.h2d_gbs), ("copy from the GPU", link.d2h_gbs)):
+    for name, gbs in (("copy to the GPU", link.h2d_gbs or 0.0), ("copy from the GPU", link.d2h_gbs or 0.0)):
         value = f"{gbs:.4g} GB/s"
         if gbs < _LINK_SHARE * carried:
             remedy = (
@@ -240,7 +240,7 @@ def _lockable(host: Host, gpu: bool) -> Line:
     if limit >= (host.memory_bytes or 0) / 2:
         return _ok(name, show_bytes(limit))
     if host.limit_ignored:
-        return name, WARN, f"{what}; this driver page-locked more, others refuse. ", _RAISE_LIMIT
+        return name, WARN, f"{what}; this driver page-locked more, others refuse", _RAISE_LIMIT
     if gpu and limit <= _LITTLE_LOCKABLE:
         return name, FAIL, what, _RAISE_LIMIT
     return name, WARN, what, _RAISE_LIMIT

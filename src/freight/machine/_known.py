@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.resources
+import os
 from pathlib import Path
 
 import torch
@@ -48,7 +49,7 @@ def _look() -> Machine | None:
     now = facts()
     entry = _cache.load(_cache.Identity.of(now.software, now.gpu, now.host))
     if entry is not None:
-        directory = _direct.default_directory().absolute()
+        directory = Path(os.path.abspath(_direct.default_directory()))  # as `probe()` files it
         unmeasured = Disk(absent=f"{directory} was not measured; run `freight doctor`", directory=str(directory))
         return afresh(dataclasses.replace(entry.machine, disk=entry.disk(directory) or unmeasured), now)
     defaults = shipped(now.gpu.slug)

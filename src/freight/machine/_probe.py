@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from freight import _cuda, _direct
-from freight.errors import ArgumentTypeError, UnsupportedError
+from freight.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from freight.machine import _budget, _cache, _compute, _disk, _gpu, _host, _known, _link, _nvml, _pinned, _tables
 from freight.machine._budget import Budget
 from freight.machine._cache import Entry, Identity, log
@@ -35,10 +35,8 @@ def probe(*, quick: bool = False, refresh: bool = False, directory: str | os.Pat
     >>> machine.host.cores >= 1
     True
     """
-    if directory is not None and not isinstance(directory, str | os.PathLike):
-        raise ArgumentTypeError(f"directory must be a path; got {directory!r}.")
+    where = _place(directory)
     _require_quiet()
-    where = Path(os.path.abspath(_direct.default_directory() if directory is None else Path(directory).expanduser()))
     budget = _budget.QUICK if quick else _budget.FULL
     now = facts()
     identity = Identity.of(now.software, now.gpu, now.host)
@@ -46,7 +44,7 @@ def probe(*, quick: bool = False, refresh: bool = False, directory: str | os.Pat
     usable = None if refresh else stored
 
     machine = usable.machine if usable and usable.machine.complete and (quick or not usable.machine.quick) else None
-    disk = usable.disk(where) if usable else None
+    disk = usable.disk(where) if usable and where.is_dir() else None  # what was there may have been unmounted
     disk = None if disk and disk.quick and not quick else disk
     if machine is None or disk is None:
         machine = machine or _measure(now, budget)
@@ -77,6 +75,16 @@ def afresh(machine: Machine, now: Machine) -> Machine:
         ),
         disk=dataclasses.replace(machine.disk, free_bytes=_disk.free_bytes(machine.disk.directory)),
     )
+
+
+def _place(directory: str | os.PathLike[str] | None) -> Path:
+    if directory is None:
+        return Path(os.path.abspath(_direct.default_directory()))
+    if not isinstance(directory, str | os.PathLike):
+        raise ArgumentTypeError(f"directory must be a path; got {directory!r}.")
+    if not str(directory) or "\0" in str(directory):
+        raise ArgumentError(f"directory must name a directory; got {directory!r}.")
+    return Path(os.path.abspath(os.path.expanduser(directory)))
 
 
 def _require_quiet() -> None:
@@ -154,13 +162,16 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A stream of our own on a GPU at rest, plain arithmetic; afterwards every setting is as it was and memory is free."""
+    """A GPU at rest and plain arithmetic; afterwards settings are as they were and memory is free.
+
+    On the current stream: for any other, torch would set a workspace for matrix products aside and keep it.
+    """
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.cuda.synchronize()
     try:
         torch.use_deterministic_algorithms(False)
-        with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.cuda.stream(torch.cuda.Stream()):
+        with torch.no_grad(), torch.autocast("cuda", enabled=False):
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
