@@ -37,7 +37,8 @@ class Curve:
         if machine is None or sequential is None or not machine.reads.random:
             return cls(((256 * MiB, 64, 64 / 40e9), (GiB, 64, 64 / 7e9), (8 * GiB, 64, 64 / 2.6e9)), 1 / 43e6, 1 / 50e9)
         reads = machine.reads
-        rows = tuple((read.table_bytes, read.row_bytes, read.row_bytes / read.gbs / 1e9) for read in reads.random)
+        seen = [read for read in reads.random if read.gbs]
+        rows = tuple((read.table_bytes, read.row_bytes, read.row_bytes / read.gbs / 1e9) for read in seen)
         rate = reads.pages_per_second
         link = max(sequential, machine.link.h2d_gbs or 0.0)
         return cls(rows, 1 / (rate or 43e6), 1 / link / 1e9)
