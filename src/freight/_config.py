@@ -23,6 +23,7 @@ from freight._units import MiB, parse_bytes
 from freight.errors import ArgumentError, ArgumentTypeError, FreightError
 
 _log = logging.getLogger(__name__)
+_COMMIT = "FREIGHT_COMMIT"  # no setting: it tells benchmarks which commit a copy without .git is of
 
 
 def _flag(value: object, what: str) -> bool:
@@ -179,7 +180,7 @@ def _environment() -> Config:
 def _warn_of_strangers(known: Iterable[str]) -> None:
     """A misspelt variable would be ignored silently."""
     for var in sorted(os.environ):
-        if var.startswith("FREIGHT_") and var not in known:
+        if var.startswith("FREIGHT_") and var not in known and var != _COMMIT:
             _log.warning("environment variable %s is none of freight's and is ignored.%s", var, _near(var, known))
 
 

@@ -52,9 +52,12 @@ def checkout() -> Path | None:
 def _sources(module: str) -> list[tuple[str, Path]]:
     """The dotted name and file of every module in `module`; found without importing it."""
     root, *rest = module.split(".")
-    spec = importlib.util.find_spec(root)
-    if spec is None or (spec.origin is None and not spec.submodule_search_locations):
-        raise ArgumentError(f"cannot fingerprint {module!r}: there is no module {root!r}.")
+    try:
+        spec = importlib.util.find_spec(root)
+    except ValueError:  # a script or a prompt: it runs as __main__, and no module has its source
+        spec = None
+    if spec is None or not (spec.submodule_search_locations or str(spec.origin).endswith(".py")):
+        raise ArgumentError(f"cannot fingerprint {module!r}: there is no module {root!r} that is a file of Python.")
     if not rest and not spec.submodule_search_locations:
         return [(module, Path(str(spec.origin)))]
     base = Path(next(iter(spec.submodule_search_locations or ())), *rest)

@@ -1,8 +1,7 @@
 """`freight bench`: measure the named benchmarks, print them, and keep what was measured."""
 
-import errno
 import logging
-import os
+import tempfile
 import traceback
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -45,6 +44,8 @@ def main(
     cannot be written) raises one of freight's errors before anything is measured.
     """
     printer = Printer(Console(highlight=False))
+    if update and checkout() is None:
+        raise ArgumentError("tables are updated in a checkout of freight, and this freight is not imported from one.")
     status = 0
     if tune:
         from freight.kernels import _tune
@@ -71,11 +72,16 @@ class _Job:
 
     def keep(self, cell: Cell, facts: Facts) -> None:
         """Put a measured cell into the record and the record on the disk, so that nothing measured is lost."""
-        self.done.append(cell)
-        new = Record(
-            self.benchmark.name, self.benchmark.title, facts.gpu, facts.gpu_name, tuple(self.done), facts.machine
-        )
+        done = (*self.done, cell)
+        new = Record(self.benchmark.name, self.benchmark.title, facts.gpu, facts.gpu_name, done, facts.machine)
         save(merge(self.record or new, new, defined=self.defined), self.path)
+        self.done.append(cell)
+
+    @property
+    def left_out(self) -> int:
+        """How many quick cells did not enter the record, which has them in full."""
+        full = {cell.id for cell in self.record.cells if not cell.quick} if self.record else set()
+        return sum(cell.quick and cell.id in full for cell in self.done)
 
 
 def _bench(names: list[str], only: str | None, quick: bool, json_dir: Path | None, printer: Printer) -> int:
@@ -115,6 +121,8 @@ def _wanted(case: Case, benchmark: str, only: str | None) -> bool:
 def _no_match(only: str | None, quick: bool, jobs: list[_Job]) -> str:
     ids = "\n".join(f"  {job.benchmark.name}/{cell_id}" for job in jobs for cell_id in job.defined)
     haste = " of a quick run" if quick else ""
+    if only is None:
+        return f"there is no cell{haste} in {', '.join(job.benchmark.name for job in jobs)}."
     return f"no cell{haste} matches {only!r}; quote a pattern such as 'copy/*'. The cells are:\n{ids}"
 
 
@@ -135,7 +143,7 @@ def _run(job: _Job, facts: Facts, quick: bool, printer: Printer) -> None:
         else:
             job.keep(cell, facts)
             printer.cell(cell)
-    printer.summary(benchmark.name, job.done, job.failed, job.path)
+    printer.summary(benchmark.name, job.done, job.failed, job.left_out, job.path)
 
 
 def _reason(error: Exception) -> str:
@@ -150,11 +158,10 @@ def _results(json_dir: Path | None) -> Path:
     directory = json_dir or (checkout() or Path.cwd()) / "benchmarks" / "results"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()  # asked of the system itself; it leaves nothing behind
     except OSError as error:
-        reason = f"no folder for records ({error.strerror}); name another with --json"
+        reason = f"records cannot be written here ({error.strerror}); name another folder with --json"
         raise DiskError(error.errno, reason, str(directory)) from None
-    if not os.access(directory, os.W_OK):
-        raise DiskError(errno.EACCES, "records cannot be written here; name another folder with --json", str(directory))
     return directory
 
 
@@ -163,8 +170,7 @@ def _update(json_dir: Path | None, printer: Printer) -> None:
     from freight.bench.report import _markers
 
     root = checkout()
-    if root is None:
-        raise ArgumentError("tables are updated in a checkout of freight, and this freight is not imported from one.")
+    assert root is not None  # looked at before anything was measured
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     records = [load(path) for path in sorted(_results(json_dir).glob("*.json"))]
     changed = _markers.update([page for page in pages if page.exists()], records)

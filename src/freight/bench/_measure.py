@@ -83,7 +83,7 @@ def _check(work: Work, way: Way) -> None:
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         raise WrongResult(f"{way.name} failed the check: {problem} (checked: {work.checked})") from error
-    if right is False:
+    if right is not None and not right:
         raise WrongResult(f"{way.name} gave a wrong result (checked: {work.checked})")
 
 

@@ -63,16 +63,18 @@ class Printer:
         """A cell that failed its check, or broke."""
         self.say("  ", (cell_id, "bold"), ("  FAILED: ", "bold red"), reason)
 
-    def summary(self, name: str, cells: Sequence[Cell], failed: int, path: Path) -> None:
-        """How many cells there are now, what they reached, and where they are."""
+    def summary(self, name: str, cells: Sequence[Cell], failed: int, left_out: int, path: Path) -> None:
+        """How many cells there are now, what they reached, and where they are; `left_out` of them are not."""
         judged = [target for cell in cells for target in cell.targets if target.worse_end is not None]
         parts = [f"{_show.plural(len(cells), 'cell')} measured"]
         if judged:
             parts.append(f"{sum(target.met for target in judged)} of {_show.plural(len(judged), 'target')} met")
         if failed:
             parts.append(f"{_show.plural(failed, 'cell')} FAILED, and not recorded")
-        if cells:
+        if len(cells) > left_out:
             parts.append(f"saved in {path}")
+        if left_out:
+            parts.append(f"{_show.plural(left_out, 'quick cell')} left out: {path.name} has them in full")
         self.say((name, "bold"), ": " + "; ".join(parts))
 
 

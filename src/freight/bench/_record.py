@@ -11,13 +11,14 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from freight.bench._fields import Fields
 from freight.errors import ArgumentError, DiskError, RecordError
@@ -118,7 +119,8 @@ def load(path: str | os.PathLike[str]) -> Record:
 def parse(text: str, file: str = "<text>") -> Record:
     """The record that JSON `text` describes; `file` is named in errors."""
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant, parse_float=_finite)
+        json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair reads well and cannot be written
     except (ValueError, RecursionError) as error:
         raise RecordError(f"record {file} is not JSON: {error}. {_REMEDY}") from None
     fields = Fields(data, "record " + file, "", _REMEDY)
@@ -208,8 +210,23 @@ def merge(old: Record, new: Record, *, defined: tuple[str, ...] | None = None) -
 _REMEDY = "Restore it from version control, or move it away and measure again with `freight bench`."
 
 
-def _refuse_constant(name: str) -> None:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that a record may hold")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse_constant(digits)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of two fields with one name, as a careless merge leaves behind, neither is the right one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r} stands twice in one object")
+    return found
 
 
 def _read_cell(fields: Fields) -> Cell:

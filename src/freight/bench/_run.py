@@ -178,6 +178,8 @@ class Run:
             raise ArgumentError(f"cell {id!r}: unit must be one of {', '.join((*_TIMES, *_RATES))}; got {unit!r}.")
         if (unit in _RATES) != (amount > 0):
             raise ArgumentError(f"cell {id!r}: a rate needs its amount, and a time has none; got {amount} in {unit}.")
+        if pairs < 2:
+            raise ArgumentError(f"cell {id!r}: an interval needs at least two pairs; got {pairs}.")
         if clock not in CLOCKS or (clock == "gpu" and not self.gpu):
             raise ArgumentError(f"cell {id!r}: clock must be 'host', or 'gpu' where there is one; got {clock!r}.")
         pairs = min(pairs, QUICK_PAIRS) if self.quick else pairs

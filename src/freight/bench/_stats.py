@@ -70,15 +70,16 @@ def _interval_of_median(values: np.ndarray) -> Interval:
     The k-th smallest and k-th largest of n values enclose the median unless fewer than k fall on one side of it: a
     matter of n tosses of a coin. Between the two k whose chances enclose 95 %, Hettmansperger and Sheather's
     interpolation is taken. Fewer than six values cannot be that sure by their order alone; for them it is Student's
-    interval, which is wide and supposes a normal distribution. One value has no interval.
+    interval around the mean, which is wide, supposes a normal distribution, and always has the median inside it. One
+    value has no interval.
     """
     n = len(values)
     middle = float(np.median(values))
     if n < 2:
         raise ArgumentError("an interval needs at least two values; got one.")
     if n in _STUDENT:
-        half = _STUDENT[n] * float(np.std(values, ddof=1)) / math.sqrt(n)
-        return Interval(middle, middle - half, middle + half)
+        mean, half = float(np.mean(values)), _STUDENT[n] * float(np.std(values, ddof=1)) / math.sqrt(n)
+        return Interval(middle, min(mean - half, middle), max(mean + half, middle))  # but for rounding, no min, no max
     ordered = np.sort(values)
     k = next(k for k in range(1, n) if _chance(n, k + 1) < CONFIDENCE)
     surer, less_sure = _chance(n, k), _chance(n, k + 1)

@@ -104,7 +104,7 @@ def _reading(table_bytes: int, row_bytes: int, count: int) -> Iterator[Work]:
                 Way("all in GPU memory", lambda ids: torch.index_select(in_hbm, 0, ids, out=out)),
             ),
             prepare=lambda: torch.randint(len(x), (count,), device="cuda"),
-            extra={"ordered": x._table.ordered(row_bytes, count)},
+            extra={"programs_that_copy": x._table.copiers(row_bytes, count)},
         )
 
 

@@ -248,7 +248,7 @@ def _declare_reads(run: Run) -> None:
             amount=count * row_bytes,
             clock="host",
             work=partial(_reading_rows, nbytes, row_bytes, count),
-            note=f"{count} random rows, bytes of rows only",
+            note=f"{count:,} random rows, bytes of rows only",
         )
 
 

@@ -1,6 +1,7 @@
 """Records made by hand: whatever a benchmark may leave behind, good and bad."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,13 +67,14 @@ def make_cell(
     )
 
 
-@pytest.fixture
-def code(monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(scope="module")
+def code() -> Iterator[str]:
     """The fingerprint of today's code of the benchmarks `links` and `hostile`; any other is stale."""
-    for name in ("links", "hostile"):
-        bench = Benchmark(name, name, ("freight._units",), lambda run: None)
-        monkeypatch.setitem(_registry._registered, name, bench)
-    return bench.code()
+    with pytest.MonkeyPatch.context() as patch:
+        bench = Benchmark("stand-in", "Stand-in", ("freight._units",), lambda run: None)
+        for name in ("links", "hostile"):
+            patch.setitem(_registry._registered, name, bench)
+        yield bench.code()
 
 
 def links_record(code: str) -> Record:
@@ -132,7 +134,7 @@ def links_record(code: str) -> Record:
 
 
 def hostile_record(code: str) -> Record:
-    long = "a-name-without-any-place-to-break-" * 8
+    long = "anamewithoutanyplacetobreak" * 6
     cells = [
         make_cell(
             HOSTILE,
@@ -147,28 +149,40 @@ def hostile_record(code: str) -> Record:
             extra={HOSTILE: HOSTILE},
             code=code,
         ),
-        make_cell("other", HOSTILE, {"kind": long}, 0.0, [rival("zero", 0.0, 1.0)], subject=long, code=code),
-        make_cell("same place 1", "one place", {"case": 1}, 4.0, code=code),
-        make_cell("same place 2", "one place", {"case": 1}, 5.0, code=code, quick=True),
+        make_cell(
+            "other", HOSTILE, {"kind": long}, 0.0, [rival("zero", 0.0, 1.0)], subject=long, checked=long, code=code
+        ),
+        make_cell("same place 1", long, {"case": 1}, 4.0, code=code),
+        make_cell("same place 2", long, {"case": 1}, 5.0, code=code, quick=True),
         *(
             make_cell(f"many/{n}", "many", {"n": n, "layout": layout}, 10.0 * n, unit=unit, code=code)
             for n, layout, unit in [(1, "a", "ms"), (2, "b", "MiB"), *((n, "c", "s") for n in range(3, 25))]
         ),
-        make_cell("数据", "数据 😀", {"层": None, "aligned": True}, 123456.7, [rival("競争", 1234.5, 100.0)], code=code),
+        make_cell(
+            "数据", "数据 😀", {"层": None, "aligned": True}, 123456.7, [rival("競争", 1234.5, 100.0)], code=code
+        ),
     ]
     return Record("hostile", HOSTILE, "cpu", "", tuple(cells), {HOSTILE: {HOSTILE: [HOSTILE, {"x": 1}]}})
 
 
 @pytest.fixture
+def make() -> SimpleNamespace:
+    """What records are made of."""
+    return SimpleNamespace(
+        cell=make_cell, rival=rival, absent=absent, target=target, ceiling=ceiling, hostile=HOSTILE, old=OLD
+    )
+
+
+@pytest.fixture(scope="module")
 def links(code: str) -> Record:
     return links_record(code)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hostile(code: str) -> Record:
     return hostile_record(code)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gallery(links: Record, hostile: Record) -> list[Record]:
     return [links, hostile, Record("empty", "Nothing yet", "h200", "NVIDIA H200", ())]

@@ -8,6 +8,7 @@ import html
 import io
 import re
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -63,9 +64,8 @@ def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:
     text = plain(text)
     if text_width(text, size, bold=bold) <= width:
         return text
-    while text and text_width(text + _ELLIPSIS, size, bold=bold) > width:
-        text = text[:-1]
-    return text.rstrip() + _ELLIPSIS
+    fitting = bisect_right(range(len(text)), width, key=lambda end: text_width(text[:end] + _ELLIPSIS, size, bold=bold))
+    return text[: max(0, fitting - 1)].rstrip() + _ELLIPSIS
 
 
 def wrap(text: str, width: float, size: float) -> list[str]:
@@ -80,7 +80,7 @@ def wrap(text: str, width: float, size: float) -> list[str]:
     return lines
 
 
-TEXT, SMALL = 8.5, 7.0  # sizes of text
+TEXT, SMALL = 9.5, 8.5  # sizes of text; a phone shows them at some 11 and 10 pixels
 
 
 class Canvas:
@@ -132,7 +132,7 @@ class Canvas:
         self._down.scale(1, -1).translate(0, height)
         self._figure.set_size_inches(self.width / 72, height / 72)
         out = io.StringIO()
-        FigureCanvasSVG(self._figure).print_svg(out, metadata={"Date": None})
+        FigureCanvasSVG(self._figure).print_svg(out)
         return _inside(out.getvalue())
 
     def _add(self, artist: Any) -> None:

@@ -25,7 +25,7 @@ def line_axis(group: Group) -> Axis | None:
     found = []
     for axis in group.axes:
         panels = {group.elsewhere(cell, axis) for cell in group.cells}
-        if axis.numeric and len(axis.values) >= 3 and len(group.cells) >= 3 * len(panels):
+        if axis.numeric and len(group.cells) >= 3 * len(panels):
             found.append(axis)
     return max(found, key=lambda axis: (_show.is_bytes(axis.name), len(axis.values)), default=None)
 
@@ -38,8 +38,8 @@ def lines(canvas: Canvas, group: Group, along: Axis, y: float) -> float:
     looks = _looks(group)
     for place, cells in list(panels.items())[:_PANELS]:
         if place:
-            canvas.text(6, y + 9, fit(" · ".join(place), canvas.width - 12, TEXT, bold=True), "ink", TEXT, bold=True)
-            y += 14
+            canvas.text(6, y + 10, fit(" · ".join(place), canvas.width - 12, TEXT, bold=True), "ink", TEXT, bold=True)
+            y += 15
         y = _panel(canvas, group, along, cells, looks, y)
     notes = []
     if any(cell.quick or group.is_stale(cell) for cell in group.cells):
@@ -48,7 +48,7 @@ def lines(canvas: Canvas, group: Group, along: Axis, y: float) -> float:
         notes.append(f"and {len(panels) - _PANELS} more in the table")
     if notes:
         canvas.text(6, y + 8, ", ".join(notes), "warn", SMALL)
-        y += 12
+        y += 13
     return y
 
 
@@ -79,7 +79,7 @@ def _panel(canvas: Canvas, group: Group, along: Axis, cells: list[Cell], looks: 
     for name, at in _spread(ends, lowest=y + _HEIGHT).items():
         role = looks[name][0]
         canvas.text(right + 5, at + 3, labels[name], role, TEXT, bold=role == "subject")
-    y = _tick_labels(canvas, along, across, y + _HEIGHT + 10)
+    y = _tick_labels(canvas, along, across, right + 5, y + _HEIGHT + 11)
     absent = dict.fromkeys(name for cell in cells for name, measured in ways(cell) if measured is None)
     if absent:
         text = fit("absent: " + ", ".join(absent), canvas.width - left - 6, SMALL)
@@ -145,7 +145,7 @@ def _upwards(cells: list[Cell], top: float, bottom: float, *, log: bool) -> tupl
         scale = _Scale(10.0**first, 10.0**last, bottom, top, log=True)
         return scale, [10.0**power for power in range(first, last + 1, step)]
     low, high = min(low, 0.0), max(high, 0.0)
-    ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high if high > low else low + 1)
+    ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     return _Scale(float(ticks[0]), float(ticks[-1]), bottom, top, log=False), [float(tick) for tick in ticks]
 
 
@@ -153,7 +153,7 @@ def _tick(value: float) -> str:
     return f"{value:,g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else f"{value:.0e}"
 
 
-def _spread(ends: dict[str, float], *, lowest: float, gap: float = 10.5) -> dict[str, float]:
+def _spread(ends: dict[str, float], *, lowest: float, gap: float = 11.5) -> dict[str, float]:
     """`ends` moved as little as keeps labels apart and above `lowest`."""
     order = sorted(ends, key=lambda name: ends[name])
     placed: dict[str, float] = {}
@@ -167,8 +167,8 @@ def _spread(ends: dict[str, float], *, lowest: float, gap: float = 10.5) -> dict
     return placed
 
 
-def _tick_labels(canvas: Canvas, along: Axis, across: _Scale, y: float) -> float:
-    """The values below the panel, as many as fit, and what they are."""
+def _tick_labels(canvas: Canvas, along: Axis, across: _Scale, x_label: float, y: float) -> float:
+    """The values below the panel, as many as fit, and behind them what they are."""
     free = -math.inf
     for value in along.values:
         text, x = along.show(value), across(value)  # type: ignore[arg-type]
@@ -176,5 +176,5 @@ def _tick_labels(canvas: Canvas, along: Axis, across: _Scale, y: float) -> float
         if x - half > free:
             canvas.text(x, y, text, "muted", SMALL, align="center")
             free = x + half + 4
-    canvas.text(canvas.width - 6, y, along.label, "muted", SMALL, align="right")
+    canvas.text(max(x_label, free + 2), y, along.label, "muted", SMALL)
     return y

@@ -29,7 +29,7 @@ from freight.bench.report._write import write
 from freight.errors import RecordError
 
 _MARKER = re.compile(r"\s*<!--\s*freight:\s*(\S*)\s*(.*?)\s*-->\s*")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # behind backticks no more of them, or it is code in a line
 _THEMES = ("light", "dark")
 
 _Plan = dict[Path, Callable[[], str]]  # files to write, and how their text is made

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from freight.bench._record import Cell, Record
 from freight.bench import _registry, report
+from freight.bench._record import Cell, Record
 from freight.bench.report import _canvas, _show
 from freight.bench.report._group import Group, Stale, groups, verdict
 from freight.bench.report._plot import plot
@@ -111,7 +111,7 @@ def _balance(verdicts: Sequence[str]) -> str:
     counts = {word: verdicts.count(word) for word in ("ahead", "level", "behind")}
     bars = "".join(f'<span class="{word}" style="flex: {count}"></span>' for word, count in counts.items() if count)
     absent = verdicts.count("absent")
-    without = f" {_show.plural(absent, 'rival')} could not run." if absent else ""
+    without = f" {absent} more could not be made, for the rival was absent." if absent else ""
     if not bars:
         return ""
     return (
@@ -132,11 +132,11 @@ def _contents(shown: Sequence[tuple[Record, str, list[Group]]]) -> str:
 
 
 def _benchmark(record: Record, anchor: str, found: list[Group], *, plots: bool) -> str:
-    machine = record.gpu_name or "no GPU"
+    where = f"on {record.gpu_name}" if record.gpu_name else "without a GPU"
     parts = [
         f'<section class="benchmark" id="{anchor}" aria-labelledby="{anchor}-title">',
         f'<h2 id="{anchor}-title">{_text(record.title)}</h2>',
-        f'<p class="muted"><code>{_text(record.benchmark)}</code> on {_text(machine)}</p>',
+        f'<p class="muted"><code>{_text(record.benchmark)}</code> {_text(where)}</p>',
         _facts("The machine", record.machine),
         *(_group(group, f"{anchor}-{index}", plots=plots) for index, group in enumerate(found, 1)),
         "" if found else "<p>The record has no cells.</p>",
@@ -203,7 +203,7 @@ def _goal(goal: Goal) -> str:
     look = "missed" if goal.state == "missed" else ""
     return (
         f'<div class="{look}">{sign} {goal.state}<small>{_text(goal.asks)}</small>'
-        f"<small>worse end {goal.reached}</small></div>"
+        f"{'' if goal.state == 'not judged' else f'<small>worse end {goal.reached}</small>'}</div>"
     )
 
 
@@ -231,7 +231,8 @@ def _origin(cell: Cell) -> tuple[str, ...]:
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> str:
-    rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in _flat(facts))
+    named = ((name.replace("_", " "), value) for name, value in _flat(facts))
+    rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in named)
     return _folded(title, f"<table><tbody>{rows}</tbody></table>") if rows else ""
 
 

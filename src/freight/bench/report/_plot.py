@@ -37,22 +37,22 @@ class Plot:
 
 def plot(group: Group, *, alone: bool = True) -> Plot:
     """Draw `group`; with a title and the conditions where the plot is to stand alone."""
-    with settings(salt=group.key):
+    with settings(salt=f"{group.record.gpu}/{group.key}"):  # the ids of markers differ where plots share a page
         canvas, inner, y = Canvas(WIDTH), WIDTH - 12, 11.0
         if alone:
-            canvas.text(6, y + 2, fit(group.record.title, inner, 10, bold=True), "ink", 10, bold=True)
-            y += 15
+            canvas.text(6, y + 2, fit(group.record.title, inner, 11, bold=True), "ink", 11, bold=True)
+            y += 16
         along = line_axis(group)
         scale = "log scale" if along and far_apart(group.cells) else ""
         scale = "each case on its own scale" if not along and own_scales(group) else scale
         head = [group.name if alone else "", group.unit or "", group.direction, group.shared, scale]
-        for line in wrap(" · ".join(part for part in head if part), inner, SMALL + 0.5):
-            canvas.text(6, y, line, "muted", SMALL + 0.5)
-            y += 10
+        for line in wrap(" · ".join(part for part in head if part), inner, SMALL):
+            canvas.text(6, y, line, "muted", SMALL)
+            y += 11
         y = lines(canvas, group, along, y) if along else bars(canvas, group, y)
         if alone:
             for line in wrap(_show.conditions(group.record.gpu_name, group.cells), inner, SMALL):
-                y += 9
+                y += 10.5
                 canvas.text(6, y, line, "muted", SMALL)
         height = math.ceil(y + 6)
         return Plot(group, canvas.drawing(height), height)
