@@ -7,9 +7,11 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 from freight._config import Config, variable
 from freight._units import show_bytes
+from freight.bench._record import Cell, load
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = re.compile(r"(<!-- generated:(\w+) -->\n).*?(<!-- generated:end -->)", re.DOTALL)
@@ -24,6 +26,34 @@ def config_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def transfer_table() -> str:
+    """What the ways through the CPU cost beside freight's, by row width; from the record on the H200."""
+    cells = load(ROOT / "benchmarks" / "results" / "gather.h200.json").groups()["cpu"]
+    cells = sorted(cells, key=lambda cell: int(str(cell.axes["row_bytes"])))
+    ways = [cells[0].subject.name, *(rival.name for rival in cells[0].rivals)]
+    lines = ["| way | mean transfer time | CPU seconds a GB | GPU joules a GB |", "|---|---|---|---|"]
+    for way in ways:
+        shares = [seconds(cell, ways[0]) / seconds(cell, way) - 1 for cell in cells]
+        time = "" if way == ways[0] else f"freight takes {mean(shares):+.0%}"
+        spent = [f"{mean(amounts(cells, way, what)):.3g}" for what in ("CPU seconds a GB", "joules a GB")]
+        lines.append(f"| {way} | {time} | {spent[0]} | {spent[1]} |")
+    least, most = (f"{cells[at].axes['row_bytes']}" for at in (0, -1))
+    return "\n".join(lines) + f"\n\nMeans over rows of {least} to {most} bytes, random ids of an 8 GiB table.\n"
+
+
+def seconds(cell: Cell, way: str) -> float:
+    """What a way takes for the same rows, up to a factor that all share."""
+    measured = {rival.name: rival.measured for rival in cell.rivals} | {cell.subject.name: cell.subject}
+    found = measured[way]
+    assert found is not None
+    return 1 / found.median
+
+
+def amounts(cells: list[Cell], way: str, what: str) -> list[float]:
+    """One of the costs that the cells note beside time."""
+    return [float(str(cell.extra[f"{way}, {what}"])) for cell in cells]
+
+
 def shown(name: str, default: object) -> str:
     """A default as one would write it."""
     if default is None:
@@ -33,7 +63,7 @@ def shown(name: str, default: object) -> str:
     return f"`{str(default).lower()}`"
 
 
-PARTS: dict[str, Callable[[], str]] = {"config": config_table}
+PARTS: dict[str, Callable[[], str]] = {"config": config_table, "transfer": transfer_table}
 
 
 def fill(page: str) -> str:

@@ -29,6 +29,7 @@ GOOD: dict[str, tuple[Any, Any]] = {  # as given, as read
     "disk_block_bytes": (4096, 4096),
     "direct_io": ("off", False),
     "checksum": ("yes", True),
+    "check_ids": ("1", True),
     "cache_dir": ("~/elsewhere", Path.home() / "elsewhere"),
 }
 WRONG: dict[str, list[Any]] = {
@@ -41,6 +42,7 @@ WRONG: dict[str, list[Any]] = {
     "disk_block_bytes": [0, "0MiB"],
     "direct_io": ["perhaps", 1, None],
     "checksum": ["", 0],
+    "check_ids": ["sometimes", 2],
     "cache_dir": [1.5],
 }
 
