@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freight.errors import ForkedError, OverlapError, PinError, UnsupportedError
+from freight.errors import ArgumentError, ForkedError, OverlapError, PinError, UnsupportedError
 
 _ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
 
@@ -49,9 +49,16 @@ def register(address: int, nbytes: int) -> None:
     machines measured one call is as fast as several in parallel.
     """
     require("page-locking memory")
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError("memory cannot be page-locked while a CUDA graph is captured; allocate it before.")
     torch.cuda.init()
-    torch.cuda.current_stream()  # the context must exist before memory is registered with it
-    code = int(_runtime().cudaHostRegister(address, nbytes, 0))
+    try:
+        with torch.cuda.device(_home()):
+            torch.cuda.current_stream()  # the context must exist before memory is registered with it
+            code = int(_runtime().cudaHostRegister(address, nbytes, 0))
+    except BaseException:  # Ctrl-C during the call is raised when it has returned, with the memory locked
+        unregister(address)
+        raise
     if code == 0:
         return
     _forget_last_error()
@@ -64,14 +71,20 @@ def register(address: int, nbytes: int) -> None:
 
 
 def unregister(address: int) -> int:
-    """Release what `register` locked, after the GPU is done with it; the runtime's error code, 0 where all went well.
+    """Release what `register` locked, once the GPU has done all it was given; the runtime's error code, 0 where all
+    went well.
 
-    Never raises: it is called from finalizers, some of them after the context has gone.
+    The wait is for kernels and copies that still use the memory: the runtime promises none. Never raises: it is called
+    from finalizers, some of them after the context has gone.
     """
     if in_forked_child():
         return 0
     try:
-        code = int(_runtime().cudaHostUnregister(address))
+        for device in _devices_in_use():
+            with contextlib.suppress(RuntimeError):  # an error of that work belongs to whoever waits for its result
+                torch.cuda.synchronize(device)
+        with torch.cuda.device(_home()):
+            code = int(_runtime().cudaHostUnregister(address))
     except RuntimeError:  # the context is gone: so is the registration
         return -1
     if code:
@@ -92,6 +105,8 @@ def alias(address: int, nbytes: int, owner: object, device: torch.device | int |
 def compute_device(device: torch.device | int | str | None = None) -> torch.device:
     """`device` with its index filled in; None and `"cuda"` are the current device."""
     asked = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+    if asked.type != "cuda":
+        raise ArgumentError(f"the device must be a GPU, such as 'cuda' or 'cuda:0'; got '{asked}'.")
     return torch.device("cuda", torch.cuda.current_device()) if asked.index is None else asked
 
 
@@ -108,6 +123,21 @@ class _ArrayInterface:
         }
 
 
+def _devices_in_use() -> list[int]:
+    """The GPUs on which this process has a context."""
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return [device for device in range(torch.cuda.device_count()) if has_context(device)]
+
+
+def _home() -> int:
+    """The current device, or one in use where that is another: a thread's device is the first until it is told.
+
+    A context on a device that the process does not use would take some of its memory.
+    """
+    current, in_use = torch.cuda.current_device(), _devices_in_use()
+    return in_use[0] if in_use and current not in in_use else current
+
+
 def _runtime() -> Any:
     return torch.cuda.cudart()
 
@@ -120,4 +150,4 @@ def _error_text(code: int) -> str:
 def _forget_last_error() -> None:
     """Clear the runtime's last error, which torch would otherwise raise out of the next kernel launch."""
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, device=torch.device("cuda", _home()))

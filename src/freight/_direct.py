@@ -25,7 +25,21 @@ ALIGN = 4096  # addresses, offsets and lengths of direct I/O are multiples of th
 
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _OVERLAY = {"overlay", "overlayfs", "aufs", "fuse.fuse-overlayfs"}
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs"}
+_NETWORK = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "9p",
+    "virtiofs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "glusterfs",
+    "afs",
+    "fuse",
+}
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)  # how kernels and file systems decline O_TMPFILE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -101,21 +115,23 @@ def write_from(fd: int, address: int, nbytes: int, offset: int) -> None:
 
 
 def _whole(call, what: str, fd: int, address: int, nbytes: int, offset: int) -> None:
-    done = 0
+    done, stalled = 0, False
     while done < nbytes:
         rest = (ctypes.c_char * (nbytes - done)).from_address(address + done)
         try:
             count = call(fd, [rest], offset + done)
+        except InterruptedError:
+            continue
         except OSError as error:
             reason = f"{what} of {show_bytes(nbytes)} at offset {offset} failed ({os.strerror(error.errno or 0)})"
             kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskError
             raise kind(error.errno, reason, _name(fd)) from None
         if done + count < nbytes:  # cut short inside a block: that block is moved again, whole
             count -= (done + count) % ALIGN
-        if count <= 0:
+        if count <= 0 and stalled:
             reason = f"{what} of {show_bytes(nbytes)} at offset {offset} ended after {done} bytes"
             raise DiskError(errno.EIO, reason, _name(fd))
-        done += count
+        done, stalled = done + count, count <= 0
 
 
 def _open(directory: str, flags: int) -> int:
@@ -134,7 +150,7 @@ def _open(directory: str, flags: int) -> int:
 
 def _cannot_open(error: OSError, directory: str | os.PathLike[str], direct: bool) -> DiskError:
     place = "Choose another directory with FREIGHT_DISK_DIR or freight.config(disk_dir=...)"
-    if not os.path.isdir(directory):
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return DiskError(error.errno, f"there is no such directory for freight's disk file. {place}", str(directory))
     if error.errno == errno.EINVAL and direct:
         return DirectIOError(error.errno, _not_direct(directory), str(directory))
@@ -151,6 +167,7 @@ def _reserve(fd: int, nbytes: int, directory: str | os.PathLike[str]) -> None:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            os.ftruncate(fd, 0)  # or the part that was reserved until then counts as used
             free = os.fstatvfs(fd)
             left = show_bytes(free.f_bavail * free.f_frsize)
             reason = (
@@ -175,7 +192,8 @@ def _check_direct(fd: int, directory: str | os.PathLike[str]) -> None:
             written = os.pwritev(fd, [block], 0) if in_force else 0
         except OSError as error:
             if error.errno != errno.EINVAL:
-                raise DiskError(error.errno, os.strerror(error.errno or 0), str(directory)) from None
+                reason = f"the first block of freight's disk file cannot be written ({os.strerror(error.errno or 0)})"
+                raise DiskError(error.errno, reason, str(directory)) from None
             written = 0
     if written != ALIGN or _cached(fd):
         raise DirectIOError(errno.EINVAL, _not_direct(directory), str(directory))

@@ -71,8 +71,9 @@ def unmap(address: int, nbytes: int) -> None:
 def fault_in(address: int, nbytes: int) -> None:
     """Have the kernel provide every page now, by threads, so that nothing is left to fail or to stall later."""
     pieces = [(address + start, min(_FAULT_AT_ONCE, nbytes - start)) for start in range(0, nbytes, _FAULT_AT_ONCE)]
-    if len(pieces) == 1:
-        _fault(*pieces[0])
+    if len(pieces) < 2:
+        for piece in pieces:
+            _fault(*piece)
         return
     workers = ThreadPoolExecutor(min(_threads(), len(pieces)), thread_name_prefix="freight-fault")
     try:

@@ -39,6 +39,10 @@ class Device(Protocol):
         """Wait on the host for `event`."""
         ...
 
+    def drain(self, lane: str) -> None:
+        """Wait on the host until nothing is left to do on a lane."""
+        ...
+
     def hold(self, stream: Any, event: Any) -> None:
         """Have `stream`, or the caller's own, wait for `event`."""
         ...
@@ -74,12 +78,16 @@ class CudaDevice:
             return self._recorded(stream)
 
     def done(self, event: torch.cuda.Event) -> bool:
-        """Whether the GPU has passed `event`."""
-        return event.query()
+        """Whether the GPU has passed `event`; not known while a CUDA graph is captured, which asking would spoil."""
+        return not torch.cuda.is_current_stream_capturing() and event.query()
 
     def synchronize(self, event: torch.cuda.Event) -> None:
         """Wait without using a core."""
         event.synchronize()
+
+    def drain(self, lane: str) -> None:
+        """Wait for all that the lane's stream was given."""
+        self._streams[lane].synchronize()
 
     def hold(self, stream: torch.cuda.Stream | None, event: torch.cuda.Event) -> None:
         """Have a stream wait for `event`."""
@@ -155,6 +163,12 @@ class ModelDevice:
                 for earlier in work.after:
                     self.synchronize(earlier)
                 self.step(event.lane)
+
+    def drain(self, lane: str) -> None:
+        """Do all the work of a lane, and what that waits for."""
+        with self._lock:
+            while self._lanes[lane]:
+                self.synchronize(self._lanes[lane][-1].event)
 
     def hold(self, stream: Any, event: _Event) -> None:
         """Have the computation wait for `event`."""

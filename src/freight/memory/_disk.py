@@ -1,6 +1,6 @@
 """Bytes on disk: one nameless file reserved in full, cut into extents, read and written by a few threads.
 
-    Extent       EMPTY -> WRITING -> WRITTEN (or FAILED)   and FREED at any time, once what moves on it is over
+    Extent       EMPTY -> WRITING -> WRITTEN (or FAILED)   and FREED at any time: its place once nothing moves on it
 
 A transfer is cut into blocks, each moved by one thread through a page-locked slot of its own: from the GPU to the slot
 to the disk, or back. While one thread waits for the disk another has its bytes on the link, so the copy is hidden.
@@ -8,20 +8,24 @@ Memory that is aligned as direct I/O needs it goes without a slot. What fails is
 written whole is never read.
 """
 
+import contextlib
 import ctypes
 import enum
 import errno
 import os
 import queue
 import threading
+import traceback
 import weakref
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from freight import _direct
@@ -30,9 +34,10 @@ from freight._direct import ALIGN
 from freight._units import parse_bytes, round_up, show_bytes
 from freight.errors import ArgumentError, ChecksumError, ClosedError, DiskFullError, ForkedError, FreightError
 from freight.memory._host import HostBlock, allocate
-from freight.memory._spans import Spans
+from freight.memory._spans import Span, Spans
 from freight.memory._streams import CopyStreams, as_bytes
 from freight.memory._token import Token
+from freight.memory._workers import Workers
 
 
 class Content(enum.Enum):
@@ -46,15 +51,15 @@ class Content(enum.Enum):
 
 
 class Extent:
-    """A place in the file for `nbytes` bytes; made by `DiskFile.allocate`."""
+    """A place in the file for `nbytes` bytes; made by `DiskFile.allocate`, gone by `free` or when nobody holds it."""
 
-    def __init__(self, offset: int, nbytes: int, file: "DiskFile") -> None:
-        self.offset = offset
+    def __init__(self, span: Span, nbytes: int, file: "DiskFile") -> None:
+        self.offset = span.offset
         self.nbytes = nbytes
+        self._span: Span | None = span
         self._file = file
         self._content = Content.EMPTY
         self._writing: Token | None = None
-        self._moving = 0  # transfers under way on it
         self._sums: dict[int, int] = {}
 
     @property
@@ -85,6 +90,7 @@ class DiskStats:
 class DiskFile:
     """A nameless file of `nbytes`, reserved when it is made and gone when it is closed or the process ends.
 
+    >>> import freight
     >>> with freight.config(direct_io=False), DiskFile("1MiB") as disk:
     ...     extent = disk.allocate(12)
     ...     disk.write(extent, torch.tensor([1.0, 2.0, 3.0])).wait()
@@ -119,19 +125,31 @@ class DiskFile:
         self._spans = Spans(self.nbytes, ALIGN)
         self._under_way: set[_Transfer] = set()
         self._written = self._read = 0
+        self._closed = False
         self._process = os.getpid()
-        self._slots_memory = allocate(self._threads * self._block, purpose="staging for the disk")
-        self._slots = _slots(self._slots_memory, self._block)
-        self._fd = _direct.open_nameless(self.directory, self.nbytes, direct=self.direct)
-        self._workers = ThreadPoolExecutor(self._threads, thread_name_prefix="freight-disk")
-        self._end = weakref.finalize(self, _end, self._fd, self._workers, self._process)
+        held = contextlib.ExitStack()  # the file, its staging memory and its threads
+        self._end = weakref.finalize(self, held.close)
+        try:
+            self._fd = _direct.open_nameless(self.directory, self.nbytes, direct=self.direct)
+            held.callback(os.close, self._fd)
+            staging = allocate(self._threads * self._block, purpose="staging for the disk")
+            held.callback(staging.close)
+            self._slots = _slots(staging, self._block)
+            held.callback(_empty, self._slots)
+            self._workers = Workers(self._threads, "freight-disk")
+            held.callback(self._workers.close)
+        except BaseException:  # or the traceback keeps what there was already
+            self._end()
+            raise
 
-    def allocate(self, nbytes: int) -> Extent:
+    def allocate(self, nbytes: int | str) -> Extent:
         """A place for `nbytes`; a DiskFullError says how much is free and in what pieces."""
-        self._check_open()
+        nbytes = parse_bytes(nbytes, "the size of an extent")
+        self._check_process()
         with self._lock:
-            offset = self._spans.take(nbytes)
-            if offset is None:
+            self._check_open()
+            span = self._spans.take(nbytes)
+            if span is None:
                 free, pieces, largest = self._spans.free, self._spans.pieces, self._spans.largest
                 raise DiskFullError(
                     errno.ENOSPC,
@@ -140,16 +158,17 @@ class DiskFile:
                     "Free extents, or make the file larger",
                     str(self.directory),
                 )
-            return Extent(offset, nbytes, self)
+            return Extent(span, nbytes, self)
 
     def free(self, extent: Extent) -> None:
         """Give the extent's place back, once transfers under way on it are over."""
-        self._check_open()
+        self._check_process()
         with self._lock:
+            self._check_open()
             self._check_mine(extent)
             extent._content = Content.FREED
-            if not extent._moving:
-                self._spans.give_back(extent.offset)
+            if not self._moves_on(extent):
+                extent._span = None
 
     def write(self, extent: Extent, tensor: Tensor, *, after: Any = None) -> Token:
         """Start writing `tensor`, on the CPU or the GPU, to `extent`; it must have as many bytes.
@@ -157,17 +176,14 @@ class DiskFile:
         A GPU tensor is read once the current stream has done what it was given so far, or at the event `after`.
         The tensor is kept alive, and must not be changed, until the token is done.
         """
-        self._check_open()
+        self._check_process()
         source = as_bytes(tensor, "tensor")
         with self._lock:
+            self._check_open()
             self._check_transfer(extent, source)
-            if extent._moving:
+            if self._moves_on(extent):
                 raise FreightError(f"{extent} is in use by another transfer; wait for its token before writing anew.")
-            transfer = _Transfer("write", extent, source, self._ready(source, after), None)
-            extent._content = Content.WRITING
-            extent._sums = {}
-            extent._writing = transfer.token
-            return self._start(transfer)
+            return self._start(_Transfer("write", extent, source, self._block, self._ready(source, after), None))
 
     def read(self, extent: Extent, tensor: Tensor, *, after: Any = None) -> Token:
         """Start reading `extent` into `tensor`, on the CPU or the GPU; it must have as many bytes.
@@ -175,16 +191,19 @@ class DiskFile:
         A read of an extent that is still being written comes after the write. A GPU tensor is written once the
         current stream has done what it was given so far, or at the event `after`.
         """
-        self._check_open()
+        self._check_process()
         to = as_bytes(tensor, "tensor")
         with self._lock:
+            self._check_open()
             self._check_transfer(extent, to)
             if extent._content not in (Content.WRITING, Content.WRITTEN):
                 raise FreightError(f"{extent} cannot be read: write it first.")
-            return self._start(_Transfer("read", extent, to, self._ready(to, after), extent._writing))
+            torch.autograd.graph.increment_version(to)  # so that autograd sees it where it saved the tensor
+            return self._start(_Transfer("read", extent, to, self._block, self._ready(to, after), extent._writing))
 
     def stats(self) -> DiskStats:
         """What the file holds and has moved."""
+        self._check_process()
         with self._lock:
             return DiskStats(
                 directory=str(self.directory),
@@ -201,6 +220,7 @@ class DiskFile:
 
     def join(self) -> None:
         """Wait until no transfer is under way, without raising their errors."""
+        self._check_process()
         while True:
             with self._lock:
                 tokens = [transfer.token for transfer in self._under_way]
@@ -212,10 +232,10 @@ class DiskFile:
     def close(self) -> None:
         """Wait for transfers under way, then free the file and the staging memory. Again does nothing."""
         if self._process == os.getpid():
+            with self._lock:
+                self._closed = True  # first, so that no other thread begins a transfer that nobody would end
             self.join()
-            self._workers.shutdown(wait=True)
         self._end()
-        self._slots_memory.close()
 
     def __enter__(self) -> "DiskFile":
         return self
@@ -224,19 +244,31 @@ class DiskFile:
         self.close()
 
     def __repr__(self) -> str:
-        return f"DiskFile({show_bytes(self.nbytes)} in {self.directory}{'' if self._end.alive else ', closed'})"
+        return f"DiskFile({show_bytes(self.nbytes)} in {self.directory}{', closed' if self._closed else ''})"
 
     def _start(self, transfer: "_Transfer") -> Token:
-        transfer.extent._moving += 1
-        self._under_way.add(transfer)
-        starts = range(0, transfer.bytes.numel(), self._block)
-        transfer.left = max(1, len(starts))
-        for start in starts or (0,):
-            self._workers.submit(self._move, transfer, start)
+        """Hand the blocks to the threads; where Ctrl-C comes in between, fail the rest, so that nobody waits for it."""
+        extent = transfer.extent
+        try:
+            self._under_way.add(transfer)
+            if transfer.what == "write":
+                extent._content, extent._sums, extent._writing = Content.WRITING, {}, transfer.token
+            for _ in range(transfer.left):
+                self._workers.do(partial(self._move, transfer))
+        except BaseException as error:
+            transfer.error = transfer.error or FreightError(f"{transfer.token.what}: not all was begun: {error!r}")
+            while transfer.todo:
+                transfer.todo.popleft()
+                self._finish_block(transfer)
+            raise
         return transfer.token
 
-    def _move(self, transfer: "_Transfer", start: int) -> None:
-        """One block of a transfer, on a worker thread."""
+    def _move(self, transfer: "_Transfer") -> None:
+        """The next block of a transfer, on a worker thread."""
+        with self._lock:
+            if not transfer.todo:  # it could not be begun whole
+                return
+            start = transfer.todo.popleft()
         try:
             if transfer.error is None:
                 transfer.token._run()
@@ -246,7 +278,7 @@ class DiskFile:
                 if nbytes:
                     (self._write_block if transfer.what == "write" else self._read_block)(transfer, start, nbytes)
         except BaseException as error:
-            transfer.error = transfer.error or error
+            transfer.error = transfer.error or _without_frames(error)
         finally:
             self._finish_block(transfer)
 
@@ -261,7 +293,7 @@ class DiskFile:
             if on_gpu:
                 self._streams.copy(slot[:nbytes], piece, after=transfer.ready).wait()
             else:
-                slot[:nbytes].copy_(piece)
+                ctypes.memmove(slot.data_ptr(), piece.data_ptr(), nbytes)  # torch's own copy would start more threads
             padded = round_up(nbytes, ALIGN)
             slot[nbytes:padded].zero_()
             self._write_from(transfer.extent, start, slot.data_ptr(), nbytes, padded)
@@ -280,7 +312,7 @@ class DiskFile:
             if on_gpu:
                 self._streams.copy(piece, slot[:nbytes], after=transfer.ready).wait()
             else:
-                piece.copy_(slot[:nbytes])
+                ctypes.memmove(piece.data_ptr(), slot.data_ptr(), nbytes)
         finally:
             self._slots.put(slot)
 
@@ -307,12 +339,15 @@ class DiskFile:
                     extent._content = Content.WRITTEN if transfer.error is None else Content.FAILED
             else:
                 self._read += moved
-            extent._moving -= 1
-            if extent._content is Content.FREED and not extent._moving:
-                self._spans.give_back(extent.offset)
             self._under_way.discard(transfer)
-            transfer.bytes = transfer.bytes[:0]  # the tensor may go now
-        transfer.token._finish(transfer.error)
+            if extent._content is Content.FREED and not self._moves_on(extent):
+                extent._span = None
+            del transfer.bytes, transfer.extent, extent  # they may go now
+            transfer.token._finish(transfer.error)
+
+    def _moves_on(self, extent: Extent) -> bool:
+        """Whether a transfer on the extent is under way."""
+        return any(transfer.extent is extent for transfer in self._under_way)
 
     def _can_go_as_it_is(self, piece: Tensor) -> bool:
         return not self.direct or (piece.data_ptr() % ALIGN == 0 and piece.numel() % ALIGN == 0)
@@ -339,9 +374,11 @@ class DiskFile:
             raise FreightError(f"{extent} was freed; allocate a new one.")
 
     def _check_open(self) -> None:
-        """Before the lock is taken, which in a forked child may be held by a thread that is not there."""
-        if not self._end.alive:
+        if self._closed:
             raise ClosedError(f"freight's disk file in {self.directory} was closed; make a new one.")
+
+    def _check_process(self) -> None:
+        """Before the lock is taken, which in a forked child may be held by a thread that is not there."""
         if self._process != os.getpid():
             raise ForkedError(
                 f"this disk file belongs to process {self._process}, and process {os.getpid()} was forked from it. "
@@ -352,15 +389,22 @@ class DiskFile:
 class _Transfer:
     """A read or write under way; `ready` is the event it starts behind, None where it stays in host memory."""
 
-    def __init__(self, what: str, extent: Extent, data: Tensor, ready: Any, behind: Token | None) -> None:
+    def __init__(self, what: str, extent: Extent, data: Tensor, block: int, ready: Any, behind: Token | None) -> None:
         self.what = what
         self.extent = extent
         self.bytes = data
         self.ready = ready
         self.behind = behind
-        self.left = 0
+        self.todo = deque(range(0, data.numel(), block) or (0,))  # where the blocks start that no thread has begun
+        self.left = len(self.todo)
         self.error: BaseException | None = None
         self.token = Token(f"{what} of {show_bytes(data.numel())}, disk")
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The error with what its traceback says and without what it holds: the token keeps it, and it the tensor."""
+    traceback.clear_frames(error.__traceback__)
+    return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # the first is still at work
 
 
 def _slots(memory: HostBlock, block: int) -> "queue.SimpleQueue[Tensor]":
@@ -374,8 +418,7 @@ def _sum(address: int, nbytes: int) -> int:
     return zlib.crc32((ctypes.c_ubyte * nbytes).from_address(address))
 
 
-def _end(fd: int, workers: ThreadPoolExecutor, process: int) -> None:
-    """Runs when no transfer is under way: each of them holds the file."""
-    if process == os.getpid():  # a forked child has the descriptor but not the threads
-        workers.shutdown(wait=False)
-    os.close(fd)
+def _empty(slots: "queue.SimpleQueue[Tensor]") -> None:
+    """Each slot keeps all of the staging memory."""
+    while not slots.empty():
+        slots.get()

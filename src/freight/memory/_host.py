@@ -1,8 +1,8 @@
 """Blocks of host memory: exact size, page-aligned, faulted in, page-locked where there is a GPU, seen by both sides.
 
     HostBlock            what a caller holds; `close()` gives up its hold
-    ├── _Pages           the mapped memory; given back when the block and every CPU tensor over it are gone
-    └── _Lock            the page lock; released when the block and every GPU tensor over it are gone
+    ├── _Pages           the mapped memory; given back when the block and every tensor over it are gone
+    └── Use              the page lock; released when the block, every GPU tensor over it and every copy under way are
 
 So a tensor over a closed block still reads its bytes: memory goes when the last that can reach it goes.
 """
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from freight import _cuda, _pages
-from freight._units import round_up, show_bytes
-from freight.errors import ArgumentError, ArgumentTypeError, ClosedError, ForkedError, PinError
+from freight._units import parse_bytes, round_up, show_bytes
+from freight.errors import ArgumentError, ArgumentTypeError, ClosedError, PinError
 from freight.memory._budget import budget
-from freight.memory._registry import registry
+from freight.memory._registry import Use, registry
 from freight.memory._views import Shape, fit, over
 
 
@@ -34,13 +34,12 @@ class HostBlock:
         self.purpose = purpose
         self._keep: object = keep
         self._fd = fd
-        self._lock: _Lock | None = None
-        self._process = os.getpid()
+        self._lock: Use | None = None
 
     @property
     def pinned(self) -> bool:
         """Whether this process's GPUs can read the block in place and copy from it without a stop."""
-        return self._lock is not None and self._process == os.getpid()
+        return self._lock is not None and self._lock.range.process == os.getpid()
 
     @property
     def closed(self) -> bool:
@@ -53,7 +52,7 @@ class HostBlock:
         if self.pinned or self.nbytes == 0 or not _cuda.available():
             return
         try:
-            self._lock = _Lock(self.address, self.nbytes, self._keep, pinned_by_others)
+            self._lock = registry.acquire(self.address, self.nbytes, self._keep, pinned_by_others=pinned_by_others)
         except PinError as error:
             raise PinError(f"{self.purpose}: {error}. {_lockable()}") from None
 
@@ -73,11 +72,6 @@ class HostBlock:
         """The same bytes as a tensor on the GPU, which reads and writes them in place, across the link."""
         self._check_open()
         _cuda.require("a GPU view of host memory")
-        if self._process != os.getpid():
-            raise ForkedError(
-                f"{self.purpose} was page-locked by process {self._process}, and process {os.getpid()} was forked "
-                "from it. Start workers with the 'spawn' method, or use tensor(), which works here."
-            )
         nbytes, sizes = fit(self.purpose, self.nbytes, dtype, shape, offset)
         if nbytes == 0:
             return torch.empty(sizes, dtype=dtype, device=_cuda.compute_device(device))
@@ -103,6 +97,8 @@ class HostBlock:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process on this machine gets the same memory, by its descriptor; it is never copied."""
+        if self.nbytes == 0 and not self.closed:
+            return _empty, (self.purpose,)
         return _attach_sent, (reduction.DupFd(self.fileno()), self.nbytes, self.purpose)
 
     def __repr__(self) -> str:
@@ -114,7 +110,7 @@ class HostBlock:
             raise ClosedError(f"{self.purpose} was closed; make a new one.")
 
 
-def allocate(nbytes: int, *, purpose: str = "a host block", shareable: bool = False) -> HostBlock:
+def allocate(nbytes: int | str, *, purpose: str = "a host block", shareable: bool = False) -> HostBlock:
     """New zeroed memory of `nbytes`, on the account of freight's budget, every page there; pinned where there is a GPU.
 
     A `shareable` block can be pickled to, and mapped by, other processes of this machine.
@@ -123,18 +119,24 @@ def allocate(nbytes: int, *, purpose: str = "a host block", shareable: bool = Fa
     ...     block.tensor(torch.float32, (10, 25)).sum().item()
     0.0
     """
-    _check_size(nbytes, purpose)
+    nbytes = parse_bytes(nbytes, f"{purpose}: the size")
     if nbytes == 0:
-        return HostBlock(0, 0, purpose, keep=purpose)
+        return _empty(purpose)
+    registry.settle()  # what was closed while a graph was captured may have waited until now
     pages = _Pages(nbytes, purpose, fd=_pages.create_file(round_up(nbytes, _pages.PAGE)) if shareable else None)
-    _pages.fault_in(pages.address, pages.nbytes)
     block = HostBlock(pages.address, nbytes, purpose, pages, pages.fd)
-    block.pin()
+    try:
+        _pages.fault_in(pages.address, pages.nbytes)
+        block.pin()
+    except BaseException:  # or the traceback keeps all of it for as long as somebody looks at it
+        block.close()
+        pages.give_back()
+        raise
     return block
 
 
 def attach(fd: int, nbytes: int, *, purpose: str = "a shared host block", pin: bool = False) -> HostBlock:
-    """The shareable block behind descriptor `fd`, of this or another process; the descriptor becomes the block's own.
+    """The shareable block behind descriptor `fd`, of this or another process; the descriptor is closed with its memory.
 
     It is not put on this process's account, because the memory is there already.
     """
@@ -157,7 +159,8 @@ def register(tensor: Tensor, *, purpose: str = "a registered tensor") -> HostBlo
         raise ArgumentTypeError(f"{purpose} must be a dense CPU tensor; got {_described(tensor)}.")
     storage = tensor.untyped_storage()
     block = HostBlock(storage.data_ptr(), storage.nbytes(), purpose, keep=storage)
-    block.pin(pinned_by_others=_cuda.available() and tensor.is_pinned() and not registry.covers(block.address, 1))
+    registry.settle()  # or what is about to be unlocked would be taken for somebody else's
+    block.pin(pinned_by_others=_cuda.available() and tensor.is_pinned())
     return block
 
 
@@ -179,17 +182,8 @@ class _Pages:
             if fd is not None:
                 os.close(fd)
             raise
-        end = weakref.finalize(self, _give_back, self.address, self.nbytes, fd, counted_bytes, os.getpid())
-        end.atexit = False  # at exit the system takes it all, and tensors may still be looked at
-
-
-class _Lock:
-    """A use of a page-locked range; the GPU tensors made from it hold it too."""
-
-    def __init__(self, address: int, nbytes: int, keep: object, pinned_by_others: bool) -> None:
-        used = registry.acquire(address, nbytes, keep, pinned_by_others=pinned_by_others)
-        end = weakref.finalize(self, registry.release, used)
-        end.atexit = False  # the registry unlocks everything at exit, in one place
+        self.give_back = weakref.finalize(self, _give_back, self.address, self.nbytes, fd, counted_bytes, os.getpid())
+        self.give_back.atexit = False  # at exit the system takes it all, and tensors may still be looked at
 
 
 def _give_back(address: int, nbytes: int, fd: int | None, counted: int, process: int) -> None:
@@ -204,11 +198,8 @@ def _attach_sent(sent: Any, nbytes: int, purpose: str) -> HostBlock:
     return attach(sent.detach(), nbytes, purpose=purpose)
 
 
-def _check_size(nbytes: int, purpose: str) -> None:
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int):
-        raise ArgumentTypeError(f"{purpose}: the size must be a number of bytes; got {nbytes!r}.")
-    if nbytes < 0:
-        raise ArgumentError(f"{purpose}: the size must not be negative; got {nbytes}.")
+def _empty(purpose: str) -> HostBlock:
+    return HostBlock(0, 0, purpose, keep=purpose)
 
 
 def _lockable() -> str:

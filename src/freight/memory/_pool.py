@@ -7,9 +7,8 @@ tried once more; only after that it is refused, and the error says how much is f
 
 import os
 import threading
-import weakref
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -21,7 +20,7 @@ from freight._pages import PAGE
 from freight._units import parse_bytes, round_up, show_bytes
 from freight.errors import ClosedError, ForkedError, HostMemoryError
 from freight.memory._host import allocate
-from freight.memory._spans import Spans
+from freight.memory._spans import Span, Spans
 from freight.memory._views import Shape, fit, over
 
 
@@ -58,32 +57,25 @@ class _Slab:
 class PoolBlock:
     """One buffer of a pool. It goes back by `release`, or when neither it nor a tensor over it is left."""
 
-    def __init__(self, slab: _Slab, offset: int, nbytes: int, ended: "deque[_Ended]") -> None:
+    def __init__(self, slab: _Slab, span: Span, nbytes: int, waiting: "deque[tuple[Span, Completion]]") -> None:
         self.nbytes = nbytes
-        self.address = slab.block.address + offset
-        self._ended = ended
-        self._end = weakref.finalize(self, ended.append, _Ended(slab, offset, None))
-        self._end.atexit = False
+        self.address = slab.block.address + span.offset
+        self._span: Span | None = span
+        self._slab: _Slab | None = slab
+        self._waiting = waiting
 
     def tensor(self, dtype: torch.dtype = torch.uint8, shape: Shape = None, offset: int = 0) -> Tensor:
         """A CPU tensor over the buffer, from byte `offset` on; after `release` its bytes may be somebody else's."""
-        if not self._end.alive:
+        if self._span is None:
             raise ClosedError("this buffer was released; take a new one from the pool.")
         nbytes, sizes = fit("the buffer", self.nbytes, dtype, shape, offset)
-        return over(self.address + offset, nbytes, self, dtype, sizes)
+        return over(self.address + offset, nbytes, (self, self._slab), dtype, sizes)
 
     def release(self, after: Completion | None = None) -> None:
         """Give the buffer back, to be used again once `after` is over. Calling it again does nothing."""
-        at_end = self._end.detach()
-        if at_end is not None:
-            self._ended.append(replace(at_end[2][0], after=after))
-
-
-@dataclass
-class _Ended:
-    slab: _Slab
-    offset: int
-    after: Completion | None
+        if after is not None and self._span is not None:
+            self._waiting.append((self._span, after))
+        self._span = self._slab = None
 
 
 class HostPool:
@@ -100,24 +92,22 @@ class HostPool:
         self.most = None if most is None else parse_bytes(most, "most")
         self._lock = threading.Lock()
         self._slabs: list[_Slab] = []
-        self._ended: deque[_Ended] = deque()  # by finalizers, which may run while this thread holds the lock
+        self._waiting: deque[tuple[Span, Completion]] = deque()  # released, and still used by a transfer
         self._closed = False
         self._process = os.getpid()
 
     def take(self, nbytes: int) -> PoolBlock:
         """A buffer of `nbytes` with undefined content; its address is a multiple of the page size."""
-        if self._process != os.getpid():
-            raise ForkedError(
-                f"{self.purpose} belongs to process {self._process}, and process {os.getpid()} was forked from it: "
-                "both would cut the same memory. Make a pool of its own in each process."
-            )
+        nbytes = parse_bytes(nbytes, f"{self.purpose}: the size of a buffer")
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self.purpose} was closed; make a new one.")
             self._settle()
             buffer = self._cut(nbytes) or self._cut_new_slab(nbytes)
-            if buffer is None and self._settle(wait=True):
-                buffer = self._cut(nbytes) or self._cut_new_slab(nbytes)
+            while buffer is None and self._waiting:  # for no more of them than it takes
+                self._wait()
+                buffer = self._cut(nbytes)
             if buffer is None:
                 self._trim()
                 buffer = self._cut_new_slab(nbytes, refuse=True)
@@ -126,20 +116,26 @@ class HostPool:
 
     def trim(self) -> int:
         """Give up slabs with nothing in them; the bytes that this freed."""
+        self._check_process()
         with self._lock:
             self._settle()
             return self._trim()
 
     def stats(self) -> PoolStats:
         """What the pool holds now."""
+        self._check_process()
         with self._lock:
             self._settle()
             return self._stats()
 
     def close(self) -> None:
         """Give up all slabs; memory that a tensor still looks at goes with the tensor."""
+        if self._process != os.getpid():  # what it waits for, and who holds its lock, is in the parent
+            self._slabs = []
+            return
         with self._lock:
-            self._settle(wait=True)
+            while self._waiting:
+                self._wait()
             self._closed = True
             self._slabs.clear()
 
@@ -149,12 +145,20 @@ class HostPool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    def _check_process(self) -> None:
+        """Before the lock is taken, which in a forked child may be held by a thread that is not there."""
+        if self._process != os.getpid():
+            raise ForkedError(
+                f"{self.purpose} belongs to process {self._process}, and process {os.getpid()} was forked from it: "
+                "both would cut the same memory. Make a pool of its own in each process."
+            )
+
     def _cut(self, nbytes: int) -> PoolBlock | None:
         """A buffer from the slabs there are, from the one whose longest span is the shortest that fits."""
         for slab in sorted(self._slabs, key=lambda slab: slab.spans.largest):
-            offset = slab.spans.take(nbytes)
-            if offset is not None:
-                return PoolBlock(slab, offset, nbytes, self._ended)
+            span = slab.spans.take(nbytes)
+            if span is not None:
+                return PoolBlock(slab, span, nbytes, self._waiting)
         return None
 
     def _cut_new_slab(self, nbytes: int, *, refuse: bool = False) -> PoolBlock | None:
@@ -168,7 +172,7 @@ class HostPool:
                 self._slabs.append(_Slab(size, self.purpose))
             except HostMemoryError as error:
                 if refuse and size == least:
-                    raise HostMemoryError(f"{error} {self._told()}") from None
+                    raise type(error)(f"{error} {self._told()}") from None
                 continue
             return self._cut(nbytes)
         if refuse:
@@ -178,21 +182,18 @@ class HostPool:
             )
         return None
 
-    def _settle(self, *, wait: bool = False) -> bool:
-        """Take back the buffers that ended, and with `wait` those whose completion is still to come; whether any."""
-        unfinished: list[_Ended] = []
-        any_came = False
-        while self._ended:
-            ended = self._ended.popleft()
-            if ended.after is not None and not ended.after.done():
-                if not wait:
-                    unfinished.append(ended)
-                    continue
-                ended.after.join()
-            ended.slab.spans.give_back(ended.offset)
-            any_came = True
-        self._ended.extend(unfinished)
-        return any_came
+    def _settle(self) -> None:
+        """Take back the buffers whose transfer is over."""
+        for _ in range(len(self._waiting)):
+            if self._waiting[0][1].done():
+                self._waiting.popleft()
+            else:
+                self._waiting.rotate(-1)
+
+    def _wait(self) -> None:
+        """Until the transfer of the first is over. It stays in the queue so long: a wait may be interrupted."""
+        self._waiting[0][1].join()
+        self._settle()
 
     def _trim(self) -> int:
         empty = [slab for slab in self._slabs if not slab.spans.taken]

@@ -1,9 +1,9 @@
 """Moving bytes between the GPU and host memory beside the computation, one stream for each direction.
 
 A copy starts when the work that the caller's stream has been given so far is done: what it reads is then written, and
-what it overwrites is then read. The memory at both ends is kept alive until the copy is over and is dropped only
-after that, by the host, so the allocator can give it out again at once and no stream has to be recorded on it.
-Large copies go in chunks, so that other copies in the same direction get in between.
+what it overwrites is then read. The memory at both ends is kept alive, and page-locked, until the copy is over and is
+dropped only after that, by the host, so the allocator can give it out again at once and no stream has to be recorded
+on it. Large copies go in chunks, so that other copies in the same direction get in between.
 """
 
 import threading
@@ -17,7 +17,7 @@ from freight import _cuda
 from freight._units import MiB, show_bytes
 from freight.errors import ArgumentError, ArgumentTypeError
 from freight.memory._devices import LANES, CudaDevice, Device, ModelDevice
-from freight.memory._registry import registry
+from freight.memory._registry import Use, registry
 from freight.memory._token import State, Token
 
 _CHUNK = 64 * MiB
@@ -26,11 +26,11 @@ _CHUNK = 64 * MiB
 class CopyToken(Token):
     """A copy on a stream: over when the GPU has passed its event, which a stream can wait for too."""
 
-    def __init__(self, what: str, device: Device, event: Any, ends: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, what: str, device: Device, event: Any, keep: object) -> None:
         super().__init__(what)
         self._device = device
         self._event = event
-        self._ends: tuple[Tensor, Tensor] | None = ends
+        self._keep: object = keep
         self._run()
 
     def join(self) -> None:
@@ -49,7 +49,7 @@ class CopyToken(Token):
             self._finish()
 
     def _finish(self, error: BaseException | None = None) -> None:
-        self._ends = None
+        self._keep = None
         super()._finish(error)
 
 
@@ -80,15 +80,22 @@ class CopyStreams:
 
         The copy waits for the event `after`, or without one for what the current stream was given so far.
         """
+        _cuda.refuse_fork("a copy stream")
         to, source = as_bytes(dst, "dst"), as_bytes(src, "src")
         if to.numel() != source.numel():
             raise ArgumentError(f"dst has {to.numel()} bytes and src has {source.numel()}; they must be as many.")
-        lane = self._lane(dst, src)
+        lane, page_lock = self._lane(dst, src)
         pairs = list(zip(to.split(_CHUNK), source.split(_CHUNK), strict=True))
-        event = self._device.copy(lane, pairs, [self.now() if after is None else after])
-        token = CopyToken(f"copy of {show_bytes(to.numel())} {lane}", self._device, event, (to, source))
-        with self._lock:
-            self._under_way[lane].append(token)
+        ready = self.now() if after is None else after
+        try:
+            event = self._device.copy(lane, pairs, [ready])
+            what = f"copy of {show_bytes(to.numel())} {lane}"
+            token = CopyToken(what, self._device, event, keep=(to, source, page_lock))
+            with self._lock:
+                self._under_way[lane].append(token)
+        except BaseException:  # what was queued before the error still uses the memory at both ends
+            self._device.drain(lane)
+            raise
         self.reap()
         return token
 
@@ -116,16 +123,24 @@ class CopyStreams:
         """Whether `tensor` lies on the GPU of these streams."""
         return self._device.is_mine(tensor)
 
-    def _lane(self, dst: Tensor, src: Tensor) -> str:
-        if not isinstance(self._device, CudaDevice):
-            return "to_host" if self._device.is_mine(src) else "to_device"
-        for host, gpu, lane in ((dst, src, "to_host"), (src, dst, "to_device")):
-            if host.device.type == "cpu" and self._device.is_mine(gpu):
-                _check_pinned(host)
-                return lane
-        raise ArgumentError(
-            f"a copy goes between {self._device.device} and host memory; got src on {src.device}, dst on {dst.device}."
-        )
+    def _lane(self, dst: Tensor, src: Tensor) -> tuple[str, Use | None]:
+        """The direction of a copy, and a use of the page lock of its end in host memory, where that is freight's."""
+        to_host = self._device.is_mine(src)
+        host, other = (dst, src) if to_host else (src, dst)
+        nbytes = host.numel() * host.element_size()
+        page_lock = registry.use(host.data_ptr(), nbytes) if nbytes else None
+        if isinstance(self._device, CudaDevice):
+            if host.device.type != "cpu" or not self._device.is_mine(other):
+                raise ArgumentError(
+                    f"a copy goes between {self._device.device} and host memory; got src on {src.device}, dst on "
+                    f"{dst.device}."
+                )
+            if nbytes and page_lock is None and not host.is_pinned():
+                raise ArgumentError(
+                    "host memory must be page-locked, or the copy would stop the host; make it with "
+                    "freight.memory.allocate or page-lock it in place with freight.memory.register."
+                )
+        return "to_host" if to_host else "to_device", page_lock
 
 
 def as_bytes(tensor: Tensor, name: str) -> Tensor:
@@ -138,12 +153,3 @@ def as_bytes(tensor: Tensor, name: str) -> Tensor:
             f"{tensor.stride()} for {tuple(tensor.shape)}. Move its storage, or a contiguous copy."
         )
     return tensor.detach().view(-1).view(torch.uint8)
-
-
-def _check_pinned(host: Tensor) -> None:
-    nbytes = host.numel() * host.element_size()
-    if nbytes and not registry.covers(host.data_ptr(), nbytes) and not host.is_pinned():
-        raise ArgumentError(
-            "host memory must be page-locked, or the copy would stop the host; make it with freight.memory.allocate "
-            "or page-lock it in place with freight.memory.register."
-        )

@@ -22,7 +22,9 @@ class Token:
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._over = threading.Lock()  # held until it is over; a lock is what Ctrl-C cannot leave half taken
+        self._over.acquire()
         self._state = State.QUEUED
         self._error: BaseException | None = None
 
@@ -38,8 +40,8 @@ class Token:
 
     def join(self) -> None:
         """Wait on the host until the transfer is over, without raising its error."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._state in (State.DONE, State.FAILED))
+        with self._over:
+            pass
 
     def wait(self) -> None:
         """Wait on the host until the transfer is over; raises what it failed with."""
@@ -55,17 +57,16 @@ class Token:
         """Bring the state up to date; for those that learn of the end only by asking."""
 
     def _run(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._state is State.QUEUED:
                 self._state = State.RUNNING
 
     def _finish(self, error: BaseException | None = None) -> None:
-        with self._changed:
-            if self._state in (State.DONE, State.FAILED):
-                return
-            self._state = State.DONE if error is None else State.FAILED
-            self._error = error
-            self._changed.notify_all()
+        with self._lock:
+            if self._state not in (State.DONE, State.FAILED):
+                self._error = error
+                self._state = State.DONE if error is None else State.FAILED
+                self._over.release()
 
     def __repr__(self) -> str:
         return f"Token({self.what}: {self._state.value})"

@@ -4,9 +4,12 @@ import errno
 import gc
 import itertools
 import os
+import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -20,12 +23,14 @@ from freight._direct import ALIGN
 from freight._units import MiB
 from freight.errors import (
     ArgumentError,
+    ArgumentTypeError,
     ChecksumError,
     ClosedError,
     DiskError,
     DiskFullError,
     ForkedError,
     FreightError,
+    HostMemoryError,
 )
 from freight.memory import Content, CopyStreams, DiskFile, Extent, ModelDevice, State
 
@@ -82,6 +87,19 @@ def test_device_memory_goes_through_the_streams() -> None:
         assert last_use.passed
         assert written.state is State.DONE
         assert torch.equal(back, torch.arange(5000.0))
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_reading_into_what_autograd_saved_is_seen(aligned: bool) -> None:
+    with DiskFile(MiB) as disk, memory.allocate(MiB) as block:
+        saved = block.tensor(torch.float32, ALIGN) if aligned else torch.ones(5)
+        extent = disk.allocate(saved.nbytes)
+        disk.write(extent, saved).wait()
+        weight = torch.ones_like(saved, requires_grad=True)
+        loss = (weight * saved).sum()
+        disk.read(extent, saved).wait()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 def test_a_full_file_says_what_is_free() -> None:
@@ -215,6 +233,7 @@ def test_a_busy_extent_is_not_overwritten_and_a_freed_one_is_kept_until_it_is_ov
 
 def test_tensors_live_until_their_transfer_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, "write_from")
+    gc.collect()
     with DiskFile(MiB) as disk:
         extent = disk.allocate(8 * ALIGN)
         before = memory.stats().held
@@ -226,9 +245,7 @@ def test_tensors_live_until_their_transfer_is_over(monkeypatch: pytest.MonkeyPat
         assert memory.stats().held - before == 8 * ALIGN
         gate.open.set()
         token.wait()
-        disk.join()
-        gc.collect()
-        assert memory.stats().held == before
+        assert memory.stats().held == before  # at once, and not when the threads get to it
         back = torch.empty(8 * ALIGN, dtype=torch.uint8)
         disk.read(extent, back).wait()
         assert (back == 3).all()
@@ -240,16 +257,60 @@ def test_an_interrupt_while_waiting_loses_nothing(monkeypatch: pytest.MonkeyPatc
         tensor = torch.randn(10000)
         extent, back = disk.allocate(tensor.nbytes), torch.empty_like(tensor)
         token = disk.write(extent, tensor)
-        interrupt = threading.Timer(0.1, lambda: os.kill(os.getpid(), 2))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
+
+        def wait_for_ctrl_c() -> None:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
             token.wait()
+
+        with pytest.raises(KeyboardInterrupt):
+            wait_for_ctrl_c()
         gate.open.set()
         disk.read(extent, back).wait()
         assert torch.equal(back, tensor)
 
 
-def test_an_error_in_the_block_closes_the_file() -> None:
+def test_a_failed_write_lets_its_tensor_go(monkeypatch: pytest.MonkeyPatch, held_before: int) -> None:
+    """The token keeps the error, the error its traceback, and that must not keep the tensor."""
+    gate = Gate(monkeypatch, "write_from")
+    gate.fail_at = 2
+    gate.open.set()
+    with DiskFile(MiB) as disk, memory.allocate(8 * ALIGN + 5) as block:
+        held = memory.stats().held
+        token = disk.write(disk.allocate(block.nbytes), block.tensor())
+        with pytest.raises(DiskError) as caught:
+            token.wait()
+        del block._keep
+        block.close()
+        assert memory.stats().held == held - 9 * ALIGN
+        assert caught.value.__traceback__ is not None
+
+
+def test_an_error_on_the_way_from_the_gpu_reaches_the_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ModelDevice()
+    with DiskFile(MiB, streams=CopyStreams(device)) as disk:
+        source = device.own(torch.ones(5000))
+        extent = disk.allocate(source.nbytes)
+
+        def fail(*_: object) -> object:
+            raise RuntimeError("the link broke")
+
+        back = device.own(torch.zeros(5000))
+        for _ in range(5):  # more often than there are staging slots, of which none may get lost
+            with monkeypatch.context() as patch:
+                patch.setattr(device, "copy", fail)
+                with pytest.raises(RuntimeError, match="the link broke"):
+                    disk.write(extent, source).wait()
+                assert extent.content is Content.FAILED
+            disk.write(extent, source).wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(device, "copy", fail)
+                with pytest.raises(RuntimeError, match="the link broke"):
+                    disk.read(extent, back).wait()
+        disk.read(extent, back).wait()
+        assert torch.equal(back, source)
+
+
+def test_an_error_in_the_block_closes_the_file(held_before: int) -> None:
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
 
     def step() -> None:
@@ -261,17 +322,142 @@ def test_an_error_in_the_block_closes_the_file() -> None:
         step()
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert threading.active_count() == threads
+    assert memory.stats().held == held_before
 
 
-def test_a_forgotten_file_is_closed() -> None:
-    held, descriptors = memory.stats().held, len(os.listdir("/proc/self/fd"))
+def test_a_closed_file_holds_nothing_even_while_somebody_holds_it(held_before: int) -> None:
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    disk = DiskFile(MiB)
+    token = disk.write(disk.allocate(100), torch.zeros(100, dtype=torch.uint8))
+    disk.close()
+    assert token.state is State.DONE
+    assert memory.stats().held == held_before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+    assert repr(disk).endswith(", closed)")
+
+
+@pytest.mark.parametrize("fails", ["open_nameless", "allocate", "threads"])
+def test_a_file_that_cannot_be_made_holds_nothing_even_while_its_error_is_looked_at(
+    fails: str, monkeypatch: pytest.MonkeyPatch, held_before: int
+) -> None:
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    if fails == "open_nameless":
+        monkeypatch.setattr(_direct, fails, raising(DiskFullError(errno.ENOSPC, "no room", "here")))
+    elif fails == "allocate":
+        monkeypatch.setattr("freight.memory._disk.allocate", raising(HostMemoryError("no room")))
+    else:
+        spare = iter([True, True])
+        start = threading.Thread.start
+
+        def start_where_there_is_one(thread: threading.Thread) -> None:
+            if not next(spare, False):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_where_there_is_one)
+    with pytest.raises(FreightError, match=r"no room|gave 2 of the 3 threads asked for \(can't start") as caught:
+        DiskFile(MiB)
+    assert caught.value.__traceback__ is not None
+    assert memory.stats().held == held_before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def test_a_forgotten_file_is_closed(held_before: int) -> None:
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     disk = DiskFile(MiB)
     disk.write(disk.allocate(100), torch.zeros(100, dtype=torch.uint8))
     disk.join()
     del disk
-    gc.collect()
+    wait_until(lambda: threading.active_count() == threads)  # the last to hold it may be one of its own threads
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert memory.stats().held == held
+    assert memory.stats().held == held_before
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        gc.collect()
+
+
+def test_a_forgotten_extent_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, "write_from")
+    with DiskFile(2 * ALIGN) as disk:
+        extent = disk.allocate(ALIGN)
+        token = disk.write(extent, torch.ones(ALIGN, dtype=torch.uint8))
+        del extent
+        gc.collect()
+        assert disk.stats().free == ALIGN  # the write still needs it
+        gate.open.set()
+        token.wait()
+        assert disk.stats().free == 2 * ALIGN
+
+
+def test_closing_waits_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, "write_from")
+    disk = DiskFile(MiB)
+    tokens = [disk.write(disk.allocate(5000), torch.ones(5000, dtype=torch.uint8)) for _ in range(9)]
+    closing = threading.Thread(target=disk.close)
+    closing.start()
+    wait_until(lambda: refuses(disk))  # nothing new is begun, for nobody would end it
+    assert not any(token.done() for token in tokens)
+    gate.open.set()
+    closing.join(60)
+    assert all(token.state is State.DONE for token in tokens)
+
+
+def refuses(disk: DiskFile) -> bool:
+    try:
+        disk.free(disk.allocate(1))
+    except ClosedError:
+        return True
+    return False
+
+
+def test_an_interrupt_anywhere_loses_no_byte_and_hangs_nobody(interrupted_everywhere: Callable[..., None]) -> None:
+    with DiskFile(16 * ALIGN) as disk:
+        kept = disk.allocate(3 * ALIGN)
+        tensor = torch.arange(3 * ALIGN, dtype=torch.int32).to(torch.uint8)
+        disk.write(kept, tensor).wait()
+        extents: list[Extent] = []
+        back = torch.empty_like(tensor)
+
+        def use() -> None:
+            extents.append(disk.allocate(3 * ALIGN))
+            disk.write(extents[0], tensor)
+            disk.read(extents[0], back).wait()
+            disk.read(kept, back)
+            disk.free(extents.pop())
+            disk.allocate(ALIGN)
+
+        def check() -> None:
+            disk.join()
+            while extents:
+                assert extents[-1].content in (Content.EMPTY, Content.WRITTEN, Content.FAILED, Content.FREED)
+                if extents[-1].content is Content.WRITTEN:
+                    disk.read(extents[-1], back).wait()
+                    assert torch.equal(back, tensor)
+                extents.pop()
+            disk.allocate(13 * ALIGN)  # all of the rest, in one piece
+            disk.read(kept, back).wait()
+            assert torch.equal(back, tensor)
+
+        interrupted_everywhere(use, check)
+
+
+@pytest.mark.parametrize("nbytes", [-1, 2.5, "many", None])
+def test_sizes_that_are_none(nbytes: object) -> None:
+    with DiskFile(MiB) as disk, pytest.raises((ArgumentError, ArgumentTypeError), match="the size of an extent must"):
+        disk.allocate(nbytes)  # type: ignore[arg-type]
 
 
 def test_a_forked_child_is_refused() -> None:
@@ -282,6 +468,8 @@ def test_a_forked_child_is_refused() -> None:
             refused = 0
             try:
                 for use in (
+                    disk.stats,
+                    disk.join,
                     lambda: disk.allocate(1),
                     lambda: disk.write(extent, torch.zeros(10, dtype=torch.uint8)),
                     lambda: disk.free(extent),
@@ -293,7 +481,7 @@ def test_a_forked_child_is_refused() -> None:
                 disk.close()
             finally:
                 os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
         tensor = torch.randn(100)
         assert torch.equal(there_and_back(disk, tensor), tensor)
 
@@ -338,6 +526,17 @@ class Disk(RuleBasedStateMachine):
         self.holds: dict[Extent, torch.Tensor] = {}
         self.reads: list = []
         self.writing: dict[Extent, memory.Token] = {}
+        self.failed: set[Extent] = set()  # a traceback may keep them after they are forgotten
+        self.failing = False
+        self.patch = pytest.MonkeyPatch()
+        really_write = _direct.write_from
+
+        def write_from(fd: int, address: int, nbytes: int, offset: int) -> None:
+            if self.failing:
+                raise DiskError(errno.EIO, "the disk broke", "file")
+            really_write(fd, address, nbytes, offset)
+
+        self.patch.setattr(_direct, "write_from", write_from)
 
     @rule(nbytes=st.integers(0, 12 * ALIGN), seed=st.integers(0, 255))
     def write_new(self, nbytes: int, seed: int) -> None:
@@ -368,12 +567,31 @@ class Disk(RuleBasedStateMachine):
             to = torch.empty(extent.nbytes, dtype=torch.uint8)
             self.reads.append((self.disk.read(extent, to), to, self.holds[extent]))
 
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), seed=st.integers(0, 255))
+    def fail_to_write(self, data: st.DataObject, seed: int) -> None:
+        """What it held is lost and never read; its place stays taken."""
         if self.holds:
             extent = self.pick(data)
-            self.disk.free(extent)
-            del self.holds[extent]
+            self.settle()
+            self.failing = bool(extent.nbytes)
+            self.write(extent, seed)
+            if self.failing:
+                self.failed.add(extent)
+                with pytest.raises(DiskError, match="the disk broke"):
+                    self.writing.pop(extent).wait()
+                self.failing = False
+                with pytest.raises(FreightError, match="write it first"):
+                    self.disk.read(extent, torch.empty(extent.nbytes, dtype=torch.uint8))
+                self.write(extent, seed)
+
+    @rule(data=st.data(), how=st.sampled_from(["free", "forget"]))
+    def free(self, data: st.DataObject, how: str) -> None:
+        if self.holds:
+            extent = self.pick(data)
+            if how == "free" or extent in self.failed:
+                self.disk.free(extent)
+            self.failed.discard(extent)
+            self.holds.pop(extent)
 
     @rule()
     def settle(self) -> None:
@@ -384,6 +602,16 @@ class Disk(RuleBasedStateMachine):
             token.wait()
         self.reads.clear()
         self.writing.clear()
+        self.disk.join()
+
+    @rule()
+    def count(self) -> None:
+        self.settle()
+        stats = self.disk.stats()
+        spans = sorted((e.offset, e.offset + max(ALIGN, -(-e.nbytes // ALIGN) * ALIGN)) for e in self.holds)
+        gaps = [start - end for (_, end), (start, _) in itertools.pairwise([(0, 0), *spans, (stats.nbytes, 0)])]
+        assert (stats.extents, stats.under_way) == (len(spans), 0)
+        assert (stats.free, stats.largest) == (sum(gaps), max(gaps))
 
     @invariant()
     def no_two_extents_overlap(self) -> None:
@@ -391,15 +619,17 @@ class Disk(RuleBasedStateMachine):
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
     def pick(self, data: st.DataObject) -> Extent:
-        return data.draw(st.sampled_from(sorted(self.holds, key=lambda e: e.offset)))
+        """By its offset: what is drawn is kept, and an extent that is kept is not free."""
+        offset = data.draw(st.sampled_from(sorted(extent.offset for extent in self.holds)))
+        return next(extent for extent in self.holds if extent.offset == offset)
 
     def teardown(self) -> None:
         self.settle()
-        for extent in list(self.holds):
+        for extent in self.holds:
             self.disk.free(extent)
-        self.disk.join()
         assert self.disk.stats().free == self.disk.nbytes
         self.disk.close()
+        self.patch.undo()
 
 
 Disk.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

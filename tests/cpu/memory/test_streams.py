@@ -2,14 +2,19 @@
 
 import gc
 import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from fake_runtime import FakeRuntime
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from torch import Tensor
 
-from freight.errors import ArgumentError, ArgumentTypeError
+from freight import memory
+from freight.errors import ArgumentError, ArgumentTypeError, ForkedError
 from freight.memory import CopyStreams, ModelDevice, State
 from freight.memory import _streams as streams_module
 
@@ -122,6 +127,83 @@ def test_overwriting_what_autograd_saved_is_seen() -> None:
     CopyStreams().copy(saved, torch.zeros(2)).wait()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+# ---- faults ------------------------------------------------------------------------------------------
+
+
+class BreaksOff(ModelDevice):
+    """Queues the first chunk of a copy and then fails, as a GPU may in the middle of a large one."""
+
+    def copy(self, lane: str, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Any]) -> Any:
+        super().copy(lane, pairs[:1], after)
+        raise RuntimeError("the link broke")
+
+
+def test_a_copy_that_breaks_off_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_module, "_CHUNK", 16)
+    device = BreaksOff(eager=False)
+    streams = CopyStreams(device)
+    source, to = device.own(torch.ones(8)), torch.zeros(8)
+    device.launch(lambda: source.fill_(2))
+    with pytest.raises(RuntimeError, match="the link broke"):
+        streams.copy(to, source)
+    assert to.tolist() == [2.0] * 4 + [0.0] * 4  # the chunk that was queued is over, and the memory may go
+    assert not device.step("to_host")
+    assert streams.reap() == 0
+
+
+def test_an_interrupt_anywhere_leaves_no_copy_without_its_memory(interrupted_everywhere: Callable[..., None]) -> None:
+    device, streams = lazy()
+    gpu = [device.own(torch.full((4,), float(n))) for n in range(3)]
+    alive: list[weakref.ref] = []
+
+    def copy_out() -> None:
+        for source in gpu:
+            to = torch.zeros(4)
+            alive.append(weakref.ref(to.untyped_storage()))
+            streams.copy(to, source)
+
+    def check() -> None:
+        queued = len(device._lanes["to_host"])
+        assert sum(ref() is not None for ref in alive) >= queued == streams.reap()
+        while device.step("compute"):
+            pass
+        while device.step("to_host"):
+            pass
+        streams.join()
+        assert streams.reap() == 0
+        assert not any(ref() for ref in alive)
+        alive.clear()
+
+    interrupted_everywhere(copy_out, check)
+
+
+def test_the_page_lock_is_kept_until_the_copy_is_over(runtime: FakeRuntime) -> None:
+    device, streams = lazy()
+    block = memory.allocate(64)
+    source = device.own(torch.ones(64, dtype=torch.uint8))
+    token = streams.copy(block.tensor(), source)
+    block.close()
+    gc.collect()
+    assert list(runtime.locked.values()) == [64]
+    token.wait()
+    assert not runtime.locked
+
+
+def test_no_page_lock_is_needed_for_nothing(runtime: FakeRuntime) -> None:
+    device, streams = lazy()
+    with memory.allocate(64) as block:
+        streams.copy(block.tensor(shape=0), device.own(torch.empty(0, dtype=torch.uint8))).wait()
+
+
+def test_a_child_of_a_process_that_used_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = CopyStreams()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(ForkedError, match=r"a copy stream needs CUDA.*'spawn'"):
+        streams.copy(torch.zeros(1), torch.ones(1))
+    with pytest.raises(ForkedError):
+        CopyStreams()
 
 
 class AnyOrder(RuleBasedStateMachine):
