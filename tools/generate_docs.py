@@ -31,14 +31,17 @@ def transfer_table() -> str:
     cells = load(ROOT / "benchmarks" / "results" / "gather.h200.json").groups()["cpu"]
     cells = sorted(cells, key=lambda cell: int(str(cell.axes["row_bytes"])))
     ways = [cells[0].subject.name, *(rival.name for rival in cells[0].rivals)]
+    priced = [cell for cell in cells if f"{ways[0]}, joules a GB" in cell.extra]
     lines = ["| way | mean transfer time | CPU seconds a GB | GPU joules a GB |", "|---|---|---|---|"]
     for way in ways:
         shares = [seconds(cell, ways[0]) / seconds(cell, way) - 1 for cell in cells]
         time = "" if way == ways[0] else f"freight takes {mean(shares):+.0%}"
-        spent = [f"{mean(amounts(cells, way, what)):.3g}" for what in ("CPU seconds a GB", "joules a GB")]
+        spent = [f"{mean(amounts(priced, way, what)):.3g}" for what in ("CPU seconds a GB", "joules a GB")]
         lines.append(f"| {way} | {time} | {spent[0]} | {spent[1]} |")
     least, most = (f"{cells[at].axes['row_bytes']}" for at in (0, -1))
-    return "\n".join(lines) + f"\n\nMeans over rows of {least} to {most} bytes, random ids of an 8 GiB table.\n"
+    widths = ", ".join(f"{cell.axes['row_bytes']}" for cell in priced)
+    note = f"Means over rows of {least} to {most} bytes, of CPU seconds and joules over {widths}; random ids, 8 GiB."
+    return "\n".join(lines) + f"\n\n{note}\n"
 
 
 def seconds(cell: Cell, way: str) -> float:

@@ -3,7 +3,9 @@
 import re
 
 _VENDOR = {"nvidia", "geforce", "tesla", "quadro", "graphics", "gpu", "generation", "with", "max", "q", "design"}
-_BUILD = re.compile(r"\d+(gb|mb)|hbm\d*e?|sxm\d*|pcie|nvl|nvgpu|integrated")  # memory and form factor: one model, one name
+_BUILD = re.compile(
+    r"\d+(gb|mb)|hbm\d*e?|sxm\d*|pcie|nvl|nvgpu|integrated"
+)  # memory and form factor: one model, one name
 
 
 def slug(name: str | None) -> str:

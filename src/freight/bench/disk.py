@@ -51,7 +51,7 @@ _SETTINGS += [_Setting(8, 8 * MiB), _Setting(16, MiB), _Setting(16, 4 * MiB), _S
 )
 def disk(run: Run) -> None:
     """Declare the cells."""
-    nbytes = 128 * MiB if run.quick else 4 * GiB if run.gpu else GiB
+    nbytes = 128 * MiB if run.quick else 2 * GiB if run.gpu else GiB
     piece = nbytes // 16 if run.gpu and not run.quick else nbytes // 8
     device = "cuda" if run.gpu else "cpu"
     cells = {
@@ -69,7 +69,7 @@ def disk(run: Run) -> None:
             targets=[at_least(0.90, of=_RAW)] if run.gpu else [],
             work=partial(work, nbytes, piece, device),
             pairs=12,
-            seconds=60.0,
+            seconds=36.0,
             note=f"pieces all in flight; raw O_DIRECT moves host memory only; {note}",
         )
 

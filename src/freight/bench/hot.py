@@ -42,7 +42,7 @@ def hot(run: Run) -> None:
                     clock="gpu" if run.gpu else "host",
                     targets=[at_least(0.85, of=_MISSES)] if run.gpu else [],
                     work=partial(_reading, table, skew, percent, ids, on_gpu=run.gpu),
-                    seconds=4.0,
+                    seconds=2.5,
                     in_quick=gib == 8 and skew == 0.75,
                     note=f"{ids:,} ids of {_ROW_BYTES}-byte rows, drawn by degree, fresh each round",
                 )
@@ -55,12 +55,14 @@ def _reading(table_bytes: int, skew: float, percent: int, count: int, *, on_gpu:
     held = _rows.memory(table_bytes)
     rows = table_bytes // _ROW_BYTES
     cached = rows * percent // 100
-    hot_ids = _spread(torch.arange(cached, device="cuda"), rows)
+    ranks = torch.arange(rows, device="cuda")
     is_hot = torch.zeros(rows, dtype=torch.bool, device="cuda")
-    is_hot[hot_ids] = True
+    is_hot[_spread(ranks[:cached], rows)] = True
+    degree = torch.empty(rows, device="cuda")
+    degree[_spread(ranks, rows)] = (ranks + 1.0) ** -skew
     words = held.words.host().view(rows, _ROW_BYTES // 8)
     with (
-        contextlib.closing(freight.unified(words, in_place=True, cache=cached, hot_ids=hot_ids.cpu())) as x,
+        contextlib.closing(freight.unified(words, in_place=True, cache=cached, hot=degree)) as x,
         contextlib.closing(freight.unified(words, in_place=True)) as bare,
     ):
 

@@ -19,16 +19,20 @@ from freight.rows._hot import HotRows, build_map
 from freight.rows._table import Table
 
 Hotness = Tensor | Iterable[Any]
+_UNKNOWN = 0.5  # of the reads, where nobody said how often each row is read
 
 
 def build(table: Table, base: Tensor, cache: int | str, hot: Hotness | None, hot_ids: Any | None) -> HotRows | None:
     """The hot rows of a table on the GPU; None where there is no GPU, or nothing is hot."""
     n_rows, row_bytes = len(base), base[0].nbytes if len(base) else 0
     most = _most_rows(cache, n_rows, row_bytes)
+    share = _UNKNOWN
     if hot_ids is not None:
-        ids = _checked_ids(hot_ids, n_rows)[:most].unique()
+        ids = _first(_checked_ids(hot_ids, n_rows), most)
     elif hot is not None:
-        ids = _hottest(_scores(hot, n_rows), most)
+        scores = _scores(hot, n_rows)
+        ids = _hottest(scores, most)
+        share = _share(scores, ids)
     else:
         raise ArgumentError("cache= needs to know which rows are hot: pass hot= (scores or a loader) or hot_ids=.")
     if table.device.type != "cuda" or ids.numel() == 0:
@@ -39,6 +43,7 @@ def build(table: Table, base: Tensor, cache: int | str, hot: Hotness | None, hot
         map=build_map(ids, n_rows),
         ids=ids,
         served=torch.zeros(1, dtype=torch.int64, device=table.device),
+        share=share,
     )
     refresh(table, base, hot_rows)
     return hot_rows
@@ -54,7 +59,7 @@ def _most_rows(cache: int | str, n_rows: int, row_bytes: int) -> int:
     """How many rows `cache` allows: a number is a number of rows, text is bytes of GPU memory."""
     if isinstance(cache, str):
         room = parse_bytes(cache, "cache")
-        map_bytes = n_rows // 4  # two words for 32 rows
+        map_bytes = 8 * -(-n_rows // 32)  # two words for 32 rows
         if room < map_bytes:
             raise ArgumentError(
                 f"cache={cache!r} has no room for the map of which of {n_rows:,} rows are hot, "
@@ -70,20 +75,34 @@ def _most_rows(cache: int | str, n_rows: int, row_bytes: int) -> int:
     return min(n_rows, most)
 
 
-def _checked_ids(hot_ids: Any, n_rows: int) -> Tensor:
+def _checked_ids(hot_ids: Any, n_rows: int, what: str = "hot_ids") -> Tensor:
     ids = torch.as_tensor(hot_ids).reshape(-1)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-        raise ArgumentTypeError(f"hot_ids must be row numbers; got {ids.dtype}.")
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool):
+        raise ArgumentTypeError(f"{what} must be row numbers; got {ids.dtype}.")
     ids = ids.to(torch.int64)
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n_rows):
         raise OutOfRangeError(
-            f"hot_ids must lie between 0 and {n_rows - 1:,}; got {int(ids.min())} to {int(ids.max())}."
+            f"{what} must lie between 0 and {n_rows - 1:,}; got {int(ids.min())} to {int(ids.max())}."
         )
     return ids
 
 
+def _first(ids: Tensor, most: int) -> Tensor:
+    """The first `most` different ids, sorted."""
+    different, which = ids.unique(return_inverse=True)
+    at = torch.full_like(different, len(ids)).scatter_reduce_(0, which, torch.arange(len(ids)).to(which), "amin")
+    return different[at.argsort()[:most]].sort().values
+
+
+def _share(scores: Tensor, ids: Tensor) -> float:
+    """The share of all reads that the rows `ids` serve, where reads fall on rows as their scores say."""
+    positive = torch.where(scores > 0, scores, 0).double()
+    return float(positive[ids].sum() / positive.sum().clamp(min=1e-300))
+
+
 def _hottest(scores: Tensor, most: int) -> Tensor:
     """The numbers of the `most` rows with the highest scores above 0, sorted."""
+    scores = torch.where(scores > 0, scores, 0)  # NaN would come first
     most = min(most, int((scores > 0).sum()))
     return torch.topk(scores, most, sorted=False).indices.sort().values
 
@@ -98,7 +117,7 @@ def _scores(hot: Hotness, n_rows: int) -> Tensor:
         raise ArgumentTypeError(f"hot must be scores of shape ({n_rows},) or a loader; got {hot!r}.")
     counts = torch.zeros(n_rows, dtype=torch.float64)
     for batch in hot:
-        ids = _asked_by(batch)
+        ids = _checked_ids(_asked_by(batch), n_rows, "what the loader for hot= asks for")
         counts.index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
     return counts
 
@@ -108,4 +127,4 @@ def _asked_by(batch: Any) -> Tensor:
     ids = batch if isinstance(batch, Tensor) else getattr(batch, "n_id", None)
     if not isinstance(ids, Tensor):
         raise ArgumentTypeError(f"a loader for hot= must give row numbers, or batches with `n_id`; got {type(batch)}.")
-    return ids.reshape(-1).cpu().to(torch.int64)
+    return ids.cpu()

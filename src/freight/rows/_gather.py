@@ -53,30 +53,31 @@ _WORDS_BEFORE = 5  # the windows' counts: three meeting points, the running sum,
 
 def reference(table: Tensor, ids: Tensor, dtype: torch.dtype, *, wrap: bool) -> tuple[Tensor, Tensor]:
     """The rows, and which ids lie outside the table; on any device that both are on."""
-    ids = ids.to(torch.int64)
-    rows = torch.where(ids < 0, ids + len(table), ids) if wrap else ids
+    given = ids.reshape(-1).to(torch.int64)
+    rows = torch.where(given < 0, given + len(table), given) if wrap else given
     good = (rows >= 0) & (rows < len(table))
-    out = torch.empty((*ids.shape, *table.shape[1:]), dtype=table.dtype, device=table.device)
+    out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, device=table.device)
     as_bytes(out)[good] = as_bytes(table)[rows[good]]  # as bytes: not every dtype can be indexed on every device
     out = out.to(dtype)
-    as_bytes(out)[~good] = fill_bytes(dtype).to(out.device).repeat(out[0].numel() if len(out) else 0)
-    return out, ~good
+    as_bytes(out)[~good] = fill_bytes(dtype).to(out.device).repeat(math.prod(table.shape[1:]))
+    return out.view(*ids.shape, *table.shape[1:]), ~good.view(ids.shape)
 
 
 def as_bytes(rows: Tensor) -> Tensor:
     """Rows as a two-dimensional view of their bytes."""
-    return rows.reshape(len(rows), -1).view(torch.uint8)
+    return rows.reshape(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)
 
 
 def fill_bytes(dtype: torch.dtype) -> Tensor:
-    """What a row outside the table is made of: NaN, or the least integer."""
+    """What a row outside the table is made of: NaN, or the least integer; zeros where torch knows no such value."""
     if dtype.is_complex:
-        one = torch.tensor([complex("nan+nanj")], dtype=dtype)
-    elif dtype.is_floating_point:
-        one = torch.tensor([float("nan")]).to(dtype)
-    else:
-        one = torch.tensor([0 if dtype is torch.bool else torch.iinfo(dtype).min], dtype=dtype)
-    return one.view(torch.uint8)
+        return fill_bytes(dtype.to_real()).repeat(2)
+    try:
+        if dtype.is_floating_point:
+            return torch.tensor([float("nan")]).to(dtype).view(torch.uint8)
+        return torch.tensor([torch.iinfo(dtype).min], dtype=dtype).view(torch.uint8)
+    except (TypeError, NotImplementedError):  # bool, and dtypes that torch can only store
+        return torch.zeros(dtype.itemsize, dtype=torch.uint8)
 
 
 # ---- kernel --------------------------------------------------------------------------------------

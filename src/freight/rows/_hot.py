@@ -33,6 +33,7 @@ class HotRows:
     map: Tensor  # which rows of the table they are
     ids: Tensor  # the same as sorted numbers
     served: Tensor  # how many reads they served so far
+    share: float = 0.5  # of all reads that they are expected to serve
 
     @property
     def nbytes(self) -> int:

@@ -101,6 +101,8 @@ def _as_tensor(index: Any) -> Any:
 
 
 def _is_nested(part: Any) -> bool:
-    return part is None or part is Ellipsis or isinstance(part, list | tuple | slice) or hasattr(part, "shape") and (
-        isinstance(part, Tensor) or bool(part.shape)
-    )
+    return part is None or part is Ellipsis or isinstance(part, list | tuple | slice | Tensor) or _has_shape(part)
+
+
+def _has_shape(part: Any) -> bool:
+    return bool(getattr(part, "shape", ()))

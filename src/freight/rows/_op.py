@@ -9,6 +9,7 @@ half of them would be the decorator's.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,9 @@ def _into(
 ) -> None:
     if ids.dtype is not torch.int64 and ids.dtype is not torch.int32:
         raise ArgumentTypeError(f"ids must be int32 or int64; got {ids.dtype}.")
+    if table.is_conj() or table.is_neg() or out.is_conj() or out.is_neg():
+        _lazily(table, ids, out, token=token, wrap=wrap, sms=sms)
+        return
     held = table_of(token)
     if held is not None:
         held.check_fault()
@@ -77,6 +81,18 @@ def _into(
         _by_torch(table if held is None else held.on_gpu(table), ids, out, held, wrap)
     if held is not None and current().check_ids:
         held.wait()
+
+
+def _lazily(table: Tensor, ids: Tensor, out: Tensor, **how: Any) -> None:
+    """Rows of a table, or to a place, that torch has conjugated or negated in name only: first as their bits lie."""
+    if out.is_conj() or out.is_neg():
+        out.copy_(_functional(table, ids, device=out.device, dtype=out.dtype, **how))
+    elif table.is_neg():
+        _into(torch._neg_view(table), ids, out, **how)
+        out.neg_()
+    else:
+        _into(table.conj(), ids, out, **how)
+        out.conj_physical_()
 
 
 def _plain_to(out: Tensor) -> bool:
@@ -119,10 +135,13 @@ def _moved(ids: Tensor, device: torch.device, rows: int, wrap: bool) -> Tensor:
 
 def _by_torch(source: Tensor, ids: Tensor, out: Tensor, held: Table | None, wrap: bool) -> None:
     """Rows that do not lie in one piece, such as those of a transposed view: read in place, by torch's own kernel."""
+    if not out.numel():
+        return
     ids = ids.to(torch.int64)
     rows = torch.where(ids < 0, ids + len(source), ids) if wrap else ids
     bad = (rows < 0) | (rows >= len(source))
-    read = source.index_select(0, rows.clamp(0, len(source) - 1).view(-1)).view(out.shape)
+    near = source if len(source) else source.new_empty((1, *source.shape[1:]))
+    read = near.index_select(0, rows.clamp(0, len(near) - 1).view(-1)).view(out.shape)
     fill = fill_bytes(source.dtype).view(source.dtype).to(source.device)
     out.copy_(torch.where(bad.view(*bad.shape, *[1] * (source.dim() - 1)), fill, read))
     if held is not None:
@@ -132,19 +151,20 @@ def _by_torch(source: Tensor, ids: Tensor, out: Tensor, held: Table | None, wrap
 
 
 def _on_cpu(table: Tensor, ids: Tensor, out: Tensor, wrap: bool) -> None:
-    ids = ids.cpu()
+    ids = ids.cpu().reshape(-1)
     _check_range(ids, len(table), wrap)
-    rows = torch.where(ids < 0, ids + len(table), ids).view(-1) if wrap else ids.reshape(-1)
+    rows = ids.to(torch.int64)
+    rows = torch.where(rows < 0, rows + len(table), rows) if wrap else rows
     if not out.numel():
         return
     if out.dtype is table.dtype and out.is_contiguous():
-        to = _as_integers(out).view(len(rows), *table.shape[1:])
-        torch.index_select(_as_integers(table), 0, rows.to(torch.int64), out=to)
+        to = as_integers(out).view(len(rows), *table.shape[1:])
+        torch.index_select(as_integers(table), 0, rows, out=to)
     else:
-        out.copy_(_as_integers(table)[rows.to(torch.int64)].view(table.dtype).view(out.shape))
+        out.copy_(as_integers(table)[rows].view(table.dtype).view(out.shape))
 
 
-def _as_integers(x: Tensor) -> Tensor:
+def as_integers(x: Tensor) -> Tensor:
     """The same elements as integers of their size: torch cannot index every dtype on the CPU."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.view(kinds[x.element_size()]) if x.element_size() in kinds else x
@@ -156,10 +176,12 @@ def _check_range(ids: Tensor, rows: int, wrap: bool) -> None:
         return
     least, most = (int(end) for end in torch.aminmax(ids))
     if most >= rows or least < (-rows if wrap else 0):
-        raise OutOfRangeError(out_of_range(most if most >= rows else least, rows))
+        raise OutOfRangeError(out_of_range(most if most >= rows else least, rows, wrap=wrap))
 
 
 def _rows_contiguous(table: Tensor) -> bool:
+    if table.is_conj() or table.is_neg():
+        return False
     expected = 1
     for size, stride in zip(reversed(table.shape[1:]), reversed(table.stride()[1:]), strict=True):
         if size != 1 and stride != expected:
@@ -170,6 +192,9 @@ def _rows_contiguous(table: Tensor) -> bool:
 
 _library.impl("gather_rows", _functional, "CompositeExplicitAutograd")
 _library.impl("gather_rows_out", _into, "CompositeExplicitAutograd")
+for _key in ("Conjugate", "Negative"):  # or torch would resolve all of a table before its rows are read
+    for _name in ("gather_rows", "gather_rows_out"):
+        _library.impl(_name, torch.library.fallthrough_kernel, _key)
 
 
 torch.library.register_fake("freight::gather_rows")(_empty)
@@ -210,16 +235,20 @@ def gather_rows(
     [1, 2]
     """
     table, device, token = _plain(x)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ArgumentTypeError(f"dtype must be torch's, such as torch.float32; got {dtype!r}.")
     if isinstance(ids, Tensor):
         if out is not None:
             return _put_into(out, table, ids, dtype, device, token, sms)
         dtype = dtype or table.dtype
         return torch.ops.freight.gather_rows.default(table, ids, device=device, dtype=dtype, token=token, sms=sms)
-    batches = list(ids)
-    if not all(isinstance(batch, Tensor) for batch in batches):
-        raise ArgumentTypeError(
-            "ids must be an int32 or int64 tensor, or several of them; got something else among them."
-        )
+    batches = list(ids) if isinstance(ids, Sequence) else [ids]
+    for batch in batches:
+        if not isinstance(batch, Tensor):
+            raise ArgumentTypeError(
+                f"ids must be an int32 or int64 tensor, or several of them; got {type(batch).__name__}. "
+                "Make it one with torch.as_tensor(ids)."
+            )
     if out is not None:
         raise ArgumentError("out takes the rows of one batch; gather several without it, or one after the other.")
     if not batches:
@@ -241,6 +270,10 @@ def _put_into(
     sms: int | None,
 ) -> Tensor:
     shape = (*ids.shape, *table.shape[1:])
+    if not isinstance(out, Tensor) or hasattr(out, "_table"):
+        raise ArgumentTypeError(
+            f"out must be a plain tensor; got {type(out).__name__}. To write rows, say x[ids] = rows."
+        )
     if out.shape != shape or out.device != device or (dtype is not None and out.dtype is not dtype):
         raise ArgumentError(
             f"out must be {dtype or out.dtype} of shape {tuple(shape)} on {device}; got {out.dtype} of shape "
@@ -256,7 +289,8 @@ def _plain(x: Tensor) -> tuple[Tensor, torch.device, int]:
     if held is not None:
         return x._plain, held.traced_device if torch.compiler.is_compiling() else held.device, held.token  # type: ignore[attr-defined]
     if not isinstance(x, Tensor) or x.dim() == 0:
-        raise ArgumentTypeError(f"x must be a tensor with rows; got {x!r}.")
+        got = "one of no dimensions" if isinstance(x, Tensor) else type(x).__name__
+        raise ArgumentTypeError(f"x must be a tensor with rows; got {got}.")
     if x.requires_grad:
         raise UnsupportedError(
             "gather_rows has no gradient for its table; use torch.nn.functional.embedding on a tensor that needs one."

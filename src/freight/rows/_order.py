@@ -11,15 +11,18 @@ import functools
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from freight._units import GiB, MiB
 from freight.machine import Machine
-from freight.machine._known import known
+from freight.machine._known import known, shipped
 from freight.rows._gather import WINDOW
 
 _PASSES = 40e-6  # s, the passes over few ids
 _PASS = 40e-12  # s, for each further id
 _MARGIN = 0.97  # a gain below 3 % is noise
 _FEWEST, _MOST = 2**10, 2**31
+_LARGE = 4 * GiB
 
 
 @dataclass(frozen=True)
@@ -29,27 +32,29 @@ class Curve:
     rows: tuple[tuple[int, int, float], ...]  # table bytes, row bytes, seconds
     page: float
     byte: float
+    reach: int  # the largest table that fits the translation's caches, in bytes
 
     @classmethod
     def of(cls, machine: Machine | None) -> "Curve":
         """From measured facts; without any, those of a GPU that looks up 43 million pages a second over 50 GB/s."""
         sequential = None if machine is None else machine.reads.sequential_gbs
         if machine is None or sequential is None or not machine.reads.random:
-            return cls(((256 * MiB, 64, 64 / 40e9), (GiB, 64, 64 / 7e9), (8 * GiB, 64, 64 / 2.6e9)), 1 / 43e6, 1 / 50e9)
+            seen = ((256 * MiB, 64, 64 / 40e9), (GiB, 64, 64 / 7e9), (8 * GiB, 64, 64 / 2.6e9))
+            return cls(seen, 1 / 43e6, 1 / 50e9, 256 * MiB)
         reads = machine.reads
         seen = [read for read in reads.random if read.gbs]
         rows = tuple((read.table_bytes, read.row_bytes, read.row_bytes / read.gbs / 1e9) for read in seen)
         rate = reads.pages_per_second
         link = max(sequential, machine.link.h2d_gbs or 0.0)
-        return cls(rows, 1 / (rate or 43e6), 1 / link / 1e9)
+        return cls(rows, 1 / (rate or 43e6), 1 / link / 1e9, reads.reach_bytes or 0)
 
     def row(self, table_bytes: int, row_bytes: int) -> float:
         """Seconds for one random row of the measured table that is nearest in size; no less than its bytes take."""
         nearest = min({table for table, _, _ in self.rows}, key=lambda table: abs(math.log(table / table_bytes)))
-        least = min((width, seconds) for table, width, seconds in self.rows if table == nearest)[1]
-        widths = [(width, seconds) for table, width, seconds in self.rows if table == nearest and width <= row_bytes]
-        measured = max(widths)[1] if widths else least
-        return max(measured, row_bytes * self.byte)
+        measured = sorted((width, seconds) for table, width, seconds in self.rows if table == nearest)
+        widths, seconds = [width for width, _ in measured], [seconds for _, seconds in measured]
+        expected = float(np.interp(row_bytes, widths, seconds)) * max(1.0, row_bytes / widths[-1])
+        return max(expected, row_bytes * self.byte)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ _FEW = 16
 
 @functools.lru_cache(maxsize=1024)
 def _ordering(table_bytes: int, row_bytes: int, curve: Curve) -> Ordering:
+    if table_bytes <= curve.reach:
+        return _NEVER
     pages = max(1, table_bytes // WINDOW)
     pays, steps, n = _MOST, [(0, _FEW)], _FEWEST
     waiting = list(_COPIERS)
@@ -87,7 +94,7 @@ def _ordering(table_bytes: int, row_bytes: int, curve: Curve) -> Ordering:
             pays = n
         while waiting and lookups < waiting[0][0] * moved:
             steps.append((n, waiting.pop(0)[1]))
-        n = n * 5 // 4
+        n = n * 17 // 16
     return Ordering(pays, tuple(steps))
 
 
@@ -106,6 +113,13 @@ def _curve() -> Curve:
     return _curve_of(known())
 
 
+def _past_reach(machine: Machine | None) -> bool:
+    """Whether tables were measured that are well past the reach of any translation; a quick probe measures none."""
+    return machine is not None and any(read.table_bytes >= _LARGE for read in machine.reads.random)
+
+
 @functools.lru_cache(maxsize=16)
 def _curve_of(machine: Machine | None) -> Curve:
+    if machine is not None and not _past_reach(machine):
+        machine = shipped(machine.gpu.slug)
     return Curve.of(machine)

@@ -24,29 +24,20 @@ Function = Callable[..., Any]
 
 # What is read off the memory by the CPU, once the GPU has written what it was told to.
 _READ_ON_HOST = {"numpy", "__array__", "tolist", "item", "__dlpack__", "__bool__", "__int__", "__float__", "__index__"}
-_READ_ON_HOST |= {"__complex__", "__contains__", "data_ptr", "untyped_storage", "storage", "share_memory_"}
+_READ_ON_HOST |= {"__complex__", "__contains__", "data_ptr", "untyped_storage", "storage", "is_nonzero"}
 # What says something of the tensor and looks at none of its elements.
 _ABOUT = {"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "storage_offset", "is_contiguous"}
 _ABOUT |= {"is_pinned", "is_shared", "__len__", "get_device", "is_floating_point", "is_complex", "is_signed", "is_conj"}
 _ABOUT |= {"is_neg", "_is_view", "__dlpack_device__", "is_set_to", "is_same_size", "has_names", "__hash__", "is_tensor"}
-_ABOUT |= {"is_inference", "storage_type", "is_coalesced", "dim_order", "_version", "is_distributed", "is_nonzero"}
+_ABOUT |= {"is_inference", "storage_type", "is_coalesced", "dim_order", "_version", "is_distributed"}
 # What copies every element as it is, or cast.
 _COPIES = {"clone", "contiguous", "reshape", "flatten", "ravel", "float", "double", "half", "bfloat16", "int", "long"}
-_COPIES |= {
-    "short",
-    "char",
-    "byte",
-    "bool",
-    "type",
-    "type_as",
-    "cfloat",
-    "cdouble",
-    "reshape_as",
-    "positive",
-    "__pos__",
-}
-_VIEW_OR_COPY = {"contiguous", "reshape", "flatten", "ravel", "reshape_as", "positive", "__pos__"}
+_COPIES |= {"short", "char", "byte", "bool", "type", "type_as", "cfloat", "cdouble", "reshape_as"}
+_COPIES |= {"positive", "__pos__"}
 _INDEX_AT = {"gather": 2, "take_along_dim": 1, "masked_select": 1, "index_select": 2}
+# What would make other memory, or another shape, of the tensor itself.
+_REMAKES = {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "rename_"}
+_REMAKES |= {"resize_", "resize_as_", "set_"}
 
 
 def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,15 +50,46 @@ def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         done = special(func, args, kwargs)
         if done is not NotImplemented:
             return done
-    if name in _ABOUT or name in _READ_ON_HOST:
+    if name in _ABOUT or name in _READ_ON_HOST or (name == "type" and len(args) == 1 and not kwargs):
         for x in unified_in((args, kwargs)):
             x._table.check_open()
             if name in _READ_ON_HOST:
                 x._table.wait_for_writes()
         return _without_override(func, *_replaced((args, kwargs), _plain))
+    if name in _REMAKES and _is_unified(args[0]):
+        another = name in ("resize_", "resize_as_", "set_")
+        _refuse_remaking(f"x.{name}(...)", "x = freight.unified(...)" if another else f"x = x.{name[:-1]}(...)")
     if name in _COPIES:
         _refuse_copy(func, name, args, kwargs)
     return _compute(func, name, args, kwargs)
+
+
+def traced(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same while torch.compile traces: rows by the operator, and all else only where the CPU computes anyway."""
+    x, ids, wrap = _asked(func, args, kwargs)
+    if x is not None and ids.dtype in (torch.int64, torch.int32):
+        table, plain = x._table, x._plain
+        return torch.ops.freight.gather_rows.default(
+            plain, ids, device=table.traced_device, dtype=plain.dtype, token=table.token, wrap=wrap
+        )
+    for x in unified_in((args, kwargs)):
+        if x._table.traced_device.type != "cpu":
+            raise UnsupportedError(
+                "torch.compile takes rows of a unified tensor by x[ids], F.embedding, x.index_select(0, ids) and "
+                "freight.gather_rows; do the rest outside of the compiled function."
+            )
+    return _without_override(func, *_replaced((args, kwargs), _plain))
+
+
+def _asked(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
+    """The table and the ids of a call that asks for rows, and whether negative ids count from the end."""
+    if func is torch.Tensor.__getitem__ and _is_unified(args[0]) and isinstance(args[1], Tensor) and args[1].dim():
+        return args[0], args[1], True
+    if func is torch.nn.functional.embedding and _is_unified(args[1]) and kwargs.get("max_norm") is None:
+        return args[1], args[0], False
+    if func in (torch.Tensor.index_select, torch.index_select) and len(args) == 3 and args[1] == 0:
+        return (args[0], args[2], False) if _is_unified(args[0]) else (None, None, False)
+    return None, None, False
 
 
 def unified_in(tree: Any) -> Iterator[Any]:
@@ -95,6 +117,9 @@ def wrap(result: Any, table: Table) -> Any:
 
 def _compute(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     unified = list(unified_in((args, kwargs)))
+    written = _written(name, args, kwargs)
+    if written:
+        _refuse_gradient_in((args, kwargs))
     device = _place(unified, name, args, kwargs)
     for x in unified:
         x._table.check_open()
@@ -105,12 +130,11 @@ def _compute(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str,
         args = _with_index_on(device, name, unified[0], args)
     swap = _plain if device.type == "cpu" else _on_gpu
     result = _without_override(func, *_replaced((args, kwargs), swap))
-    written = _written(name, args, kwargs)
     for x in written:
         _after_write(x, device)
-    first: Any = next(iter(args), None)
-    if any(x is first for x in written):
-        return first
+    target: Any = kwargs.get("out", next(iter(args), None))
+    if any(x is target for x in written):
+        return target
     return wrap(result, table)
 
 
@@ -154,8 +178,11 @@ def _with_index_on(device: torch.device, name: str, x: Any, args: tuple[Any, ...
 def _property(func: Function, args: tuple[Any, ...]) -> Any:
     """Properties speak of the memory, which is the CPU's; those that are views stay unified."""
     x = args[0]
-    if func.__name__ == "__set__" and func.__self__ is torch.Tensor.requires_grad and args[1]:  # type: ignore[attr-defined]
-        refuse_grad()
+    if func.__name__ == "__set__":
+        if func.__self__ is torch.Tensor.requires_grad and args[1]:  # type: ignore[attr-defined]
+            refuse_grad()
+        if func.__self__ is torch.Tensor.data:  # type: ignore[attr-defined]
+            _refuse_remaking("x.data = ...", "x[:] = ...")
     x._table.check_open()
     return wrap(_without_override(func, *_replaced((args, {}), _plain)), x._table)
 
@@ -168,11 +195,30 @@ def refuse_grad() -> None:
     )
 
 
+def _refuse_gradient_in(values: Any) -> None:
+    """What is written with a gradient would ask the table to pass it on."""
+    if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in _leaves(values)):
+        raise UnsupportedError(
+            "what is to be written requires a gradient, which a unified tensor cannot pass on: write "
+            "value.detach(), or write under torch.no_grad()."
+        )
+
+
+def _refuse_remaking(call: str, instead: str) -> None:
+    raise UnsupportedError(f"{call} would part x from its table, whose memory and shape stay; write {instead}.")
+
+
 def _requires_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, wanted = (*args, kwargs.get("requires_grad", True))[:2]
     if wanted is not False:
         refuse_grad()
     return x
+
+
+def _share_memory(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """It is shared already; torch would move it elsewhere."""
+    args[0]._table.check_shareable()
+    return args[0]
 
 
 def _getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,7 +238,7 @@ def getitem(x: Any, index: Any) -> Any:
         )
     if _index.is_basic(index):
         return wrap(plain[index], table)
-    found = _index.rows_and_rest(index)
+    found = _index.rows_and_rest(index, len(plain))
     if found is not None:
         ids, rest = found
         rows = plain[(slice(None), *rest)] if rest else plain
@@ -210,9 +256,10 @@ def _setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return NotImplemented
     table, plain = x._table, x._plain
     table.check_open()
+    _refuse_gradient_in(value)
     if _is_unified(value):
         value = value._table.on_gpu(value._plain) if table.device.type == "cuda" else value._plain
-    found = None if _index.is_basic(index) else _index.rows_and_rest(index)
+    found = None if _index.is_basic(index) else _index.rows_and_rest(index, len(plain))
     by_gpu = table.device.type == "cuda" and (found is not None or _on_a_gpu(value) or not _index.is_basic(index))
     if not by_gpu:
         table.wait_for_writes()
@@ -242,7 +289,7 @@ def _index_select(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     x, dim, ids = given.get("input"), given.get("dim"), given.get("index")
     if not isinstance(x, Tensor) or not _is_unified(x) or not isinstance(ids, Tensor) or given.get("out") is not None:
         return NotImplemented
-    if dim not in (0, -x.dim()):
+    if dim not in (0, -x.dim()) or ids.dim() > 1:  # torch says what is wrong with the latter
         return NotImplemented
     return _rows(x, ids.view(-1) if ids.dim() == 0 else ids)
 
@@ -266,7 +313,7 @@ def _rows(x: Any, ids: Tensor) -> Tensor:
 
 def _take(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, ids = args[0], args[1] if len(args) > 1 else kwargs.get("index")
-    if not _is_unified(x) or not isinstance(ids, Tensor) or not x._plain.is_contiguous():
+    if not _is_unified(x) or not isinstance(ids, Tensor) or not x._plain.is_contiguous() or "out" in kwargs:
         return NotImplemented
     return read(x._table, x._plain.view(-1), ids)
 
@@ -282,12 +329,13 @@ def _to(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func.__name__ == "cuda":
         return _without_override(func, (plain, *args[1:]), kwargs)
     if func.__name__ == "cpu":
-        return plain
+        return x._table.lent(plain)
     device, dtype, _, _ = torch._C._nn._parse_to(  # type: ignore[attr-defined]
         *_replaced(args[1:], _plain), **{k: v for k, v in kwargs.items() if k != "copy"}
     )
     if device is not None:
-        return _without_override(func, (plain, *args[1:]), kwargs)
+        moved = _without_override(func, (plain, *args[1:]), kwargs)
+        return x._table.lent(plain) if moved is plain else moved
     if dtype in (None, plain.dtype) and not kwargs.get("copy"):
         return x
     _refuse_copy(func, "to", args, kwargs)
@@ -298,14 +346,15 @@ def _refuse_copy(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[
     x = args[0]
     if not _is_unified(x) or not x._table.is_whole(x._plain) or x._table.device.type != "cuda":
         return
-    if name in _VIEW_OR_COPY:
-        empty = torch.empty_strided(x._plain.shape, x._plain.stride(), dtype=x._plain.dtype, device="meta")
-        try:
-            result = _without_override(func, (empty, *_replaced(args[1:], _plain)), kwargs)
-        except RuntimeError as error:
-            raise ArgumentError(str(error)) from None
+    empty = torch.empty_strided(x._plain.shape, x._plain.stride(), dtype=x._plain.dtype, device="meta")
+    try:
+        result = _without_override(func, (empty, *_replaced(args[1:], _plain)), kwargs)
         if result._is_view() or result is empty:
             return
+    except NotImplementedError:  # it would leave the device
+        pass
+    except RuntimeError as error:
+        raise ArgumentError(str(error)) from None
     raise UnsupportedError(
         f"x.{name}() would copy the whole table to {x._table.device}. Take the rows you need (x[ids], or "
         "freight.gather_rows(x, ids, dtype=...)), say x.to('cuda') if all of it is meant, or work on x.host()."
@@ -322,6 +371,7 @@ _SPECIAL: dict[str, Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]] 
     "cuda": _to,
     "cpu": _to,
     "requires_grad_": _requires_grad,
+    "share_memory_": _share_memory,
 }
 
 

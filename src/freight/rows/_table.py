@@ -20,7 +20,7 @@ from torch import Tensor
 
 from freight import _cuda
 from freight._units import show_bytes
-from freight.errors import ClosedError, OutOfRangeError
+from freight.errors import ClosedError, OutOfRangeError, UnsupportedError
 from freight.memory import HostBlock, allocate
 from freight.rows._gather import Reader
 from freight.rows._hot import HotRows
@@ -28,6 +28,7 @@ from freight.rows._order import Ordering, ordering
 
 _log = logging.getLogger(__name__)
 _NO_FAULT = -(2**63)
+_LEAST_MISSING = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -49,28 +50,32 @@ class Fault:
     def __init__(self, device: torch.device) -> None:
         self._block = allocate(16, purpose="a table's fault flag")
         self._words = (ctypes.c_int64 * 2).from_address(self._block.address)
-        self._words[0] = _NO_FAULT
+        self._words[:] = (_NO_FAULT, _NO_FAULT)
         self.on_gpu = self._block.alias(torch.int64, 2, device=device)
 
     def check(self) -> None:
         """Raise what was met since the last look; never waits."""
-        if self._words[0] == _NO_FAULT:
+        bad, rows = self._words
+        if bad == _NO_FAULT and rows == _NO_FAULT:  # an id that is no number, cast to int64, looks like no fault
             return
-        bad, rows = self._words[0], self._words[1]
-        self._words[0] = _NO_FAULT
+        self._words[:] = (_NO_FAULT, _NO_FAULT)
         raise OutOfRangeError(out_of_range(bad, rows))
 
 
-def out_of_range(bad: int, rows: int) -> str:
-    """What to say of an id that is none."""
-    return f"id {bad} lies outside the table of {rows:,} rows; ids go from 0 to {rows - 1:,}, or from {-rows:,} to -1."
+def out_of_range(bad: int, rows: int, *, wrap: bool = True) -> str:
+    """What to say of an id that is none; `wrap` where negative ones count from the end."""
+    if not rows:
+        return f"id {bad} lies outside the table, which has 0 rows and so no ids."
+    from_the_end = f", or from {-rows:,} to -1" if wrap else ", and negative ones are none here"
+    return f"id {bad} lies outside the table of {rows:,} rows; ids go from 0 to {rows - 1:,}{from_the_end}."
 
 
 class Table:
     """Host memory of rows. `base` is all of it as a plain CPU tensor; `device` is where its rows are computed with."""
 
-    def __init__(self, block: HostBlock, base: Tensor, device: torch.device) -> None:
+    def __init__(self, block: HostBlock, base: Tensor, device: torch.device, *, in_place: bool = False) -> None:
         self.block = block
+        self.in_place = in_place  # over memory of the caller's
         self.base = base
         self.address = base.data_ptr()
         self.nbytes = base.untyped_storage().nbytes()
@@ -136,38 +141,51 @@ class Table:
             return self._whole_on_gpu
         start = view.data_ptr() - self.block.address
         flat = self.alias[start:]
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
         if view.numel() == 0:
             return torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=self._device)
-        seen = flat[: extent * view.element_size()].view(view.dtype).as_strided(view.shape, view.stride())
+        nbytes = _extent(view) * view.element_size()
+        seen = _like(view, flat[:nbytes].view(view.dtype).as_strided(view.shape, view.stride()))
         if self.is_whole(view):
             self._whole_on_gpu = seen
         return seen
 
     def on_cpu(self, view: Tensor) -> Tensor | None:
         """A tensor over the table's memory, on either side, as a plain CPU tensor; None for any other tensor."""
+        start = view.data_ptr() or view.untyped_storage().data_ptr()  # tensors of no elements say 0
         if view.device.type == "cpu":
-            inside = self.nbytes and self.block.address <= view.data_ptr() < self.block.address + self.block.nbytes
-            return view if inside else None
+            inside = self.block.address <= start < self.block.address + self.block.nbytes
+            empty = not self.nbytes and view.untyped_storage()._cdata == self.base.untyped_storage()._cdata
+            return view if inside or empty else None
         if self._alias is None or view.untyped_storage().data_ptr() != self._alias.untyped_storage().data_ptr():
             return None
-        offset = view.data_ptr() - self.block.address
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
-        flat = self.block.tensor(view.dtype, extent if view.numel() else 0, offset)
-        return flat.as_strided(view.shape, view.stride())
+        return self.lent(view)
+
+    def lent(self, view: Tensor) -> Tensor:
+        """A tensor over the table's memory as a plain CPU tensor with a storage of its own.
+
+        Torch moves the storage of a tensor that it sends to another process; it must not be the table's.
+        """
+        if view.numel() == 0:
+            return torch.empty_strided(view.shape, view.stride(), dtype=view.dtype)
+        flat = self.block.tensor(view.dtype, _extent(view), view.data_ptr() - self.block.address)
+        return _like(view, flat.as_strided(view.shape, view.stride()))
 
     def is_whole(self, view: Tensor) -> bool:
         """Whether a tensor is the table itself, and not a part of it or another look at it."""
         base = self.base
         same = (view.shape, view.stride(), view.dtype) == (base.shape, base.stride(), base.dtype)
-        return same and view.data_ptr() == self.address
+        return same and view.data_ptr() == self.address and not view.is_conj() and not view.is_neg()
 
     def copiers(self, row_bytes: int, n: int) -> int | None:
         """By how many programs the rows of `n` ids are copied in the order of their addresses; None: as they come."""
         known = self._orderings.get(row_bytes)
         if known is None:
             known = self._orderings[row_bytes] = ordering(self.nbytes, row_bytes)
-        return known.copiers(n)
+        if self.hot is None:
+            return known.copiers(n)
+        missing = max(1 - self.hot.share, _LEAST_MISSING)
+        copiers = known.copiers(int(n * missing))
+        return None if copiers is None else int(copiers / missing)  # as many reads of the host under way as without
 
     def reader(self, dtype: torch.dtype, *, wrap: bool) -> Reader:
         """Gathers from all of the table, hot rows included, into rows of `dtype`."""
@@ -193,6 +211,15 @@ class Table:
         """Raise where the table was closed."""
         if self.closed:
             raise ClosedError(f"this table of {show_bytes(self.nbytes)} was closed; make a new one.")
+
+    def check_shareable(self) -> None:
+        """Raise where other processes cannot have the table's memory."""
+        self.check_open()
+        if self.in_place:
+            raise UnsupportedError(
+                "a table over the caller's own memory (in_place=True) cannot go to other processes; leave in_place "
+                "out, or send x.host()."
+            )
 
     def check_fault(self) -> None:
         """Raise for an id outside the table that a gather has met, if one has by now; never waits."""
@@ -244,6 +271,17 @@ class Table:
             self._alias = self._whole_on_gpu = self._fault = self.hot = None
             self._readers.clear()
             self._end()
+
+
+def _extent(view: Tensor) -> int:
+    """Elements from the first of `view`, which has some, to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+
+
+def _like(view: Tensor, seen: Tensor) -> Tensor:
+    """`seen`, over the same memory, lazily conjugated or negated as `view` is."""
+    seen = seen.conj() if view.is_conj() else seen
+    return torch._neg_view(seen) if view.is_neg() else seen
 
 
 def _end(block: HostBlock, device: torch.device) -> None:

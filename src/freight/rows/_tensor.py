@@ -4,7 +4,9 @@ It is a CPU tensor over page-locked memory, so numpy, sharing and saving work as
 where operations on it compute: see `freight.rows._placement`.
 """
 
+import operator
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -16,10 +18,12 @@ from torch import Tensor
 
 from freight import _cuda
 from freight._units import show_bytes
-from freight.errors import ArgumentError, ArgumentTypeError
+from freight.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from freight.memory import HostBlock, allocate, register
 from freight.rows import _cache, _op, _placement  # _op registers the operator
 from freight.rows._table import RowStats, Table
+
+_QUANTIZED = [getattr(torch, name, None) for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")]
 
 
 class UnifiedTensor(torch.Tensor):
@@ -41,8 +45,8 @@ class UnifiedTensor(torch.Tensor):
         return x
 
     @classmethod
-    def _over(cls, block: HostBlock, plain: Tensor, device: torch.device) -> "UnifiedTensor":
-        return cls._wrap(plain, Table(block, plain, device))
+    def _over(cls, block: HostBlock, plain: Tensor, device: torch.device, *, in_place: bool = False) -> "UnifiedTensor":
+        return cls._wrap(plain, Table(block, plain, device, in_place=in_place))
 
     # ---- made in place ---------------------------------------------------------------------------
 
@@ -61,9 +65,14 @@ class UnifiedTensor(torch.Tensor):
         >>> x.host().tolist()
         [[0, 0], [7, 7], [7, 7]]
         """
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if not sizes or any(not isinstance(size, int) or size < 0 for size in sizes):
+        if not isinstance(dtype, torch.dtype) or dtype in _QUANTIZED:
+            raise ArgumentTypeError(f"dtype must be one of torch's that needs no scale, such as int8; got {dtype!r}.")
+        try:
+            sizes = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
+        except TypeError:
+            raise ArgumentTypeError(f"shape must be whole numbers; got {shape!r}.") from None
+        if not sizes or min(sizes) < 0:
             raise ArgumentError(f"shape must be at least one size, none negative; got {shape!r}.")
         nbytes = dtype.itemsize
         for size in sizes:
@@ -90,7 +99,12 @@ class UnifiedTensor(torch.Tensor):
 
         with _files.open_array(Path(path), name) as array:
             x = UnifiedTensor.empty(array.shape, array.dtype, device=device)
-            array.read_into(x._plain)
+            try:
+                array.read_into(x._plain)
+            except BaseException as error:
+                _let_go(error)
+                del x
+                raise
         return x
 
     # ---- what it is ------------------------------------------------------------------------------
@@ -110,6 +124,10 @@ class UnifiedTensor(torch.Tensor):
 
         After writing to it, call `refresh()` if rows are cached.
         """
+        return self._table.lent(self._memory())
+
+    def _memory(self) -> Tensor:
+        """The plain tensor, when the GPU has written what it was told to; never to be given away."""
         self._table.check_open()
         self._table.wait_for_writes()
         return self._plain
@@ -139,7 +157,7 @@ class UnifiedTensor(torch.Tensor):
         return _op._rows_contiguous(self._plain[(slice(None), *rest)] if rest else self._plain)
 
     def __iter__(self) -> Iterator["UnifiedTensor"]:
-        plain = self.host()
+        plain = self._memory()
         return (self._wrap(plain[at], self._table) for at in range(len(plain)))
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
@@ -161,7 +179,7 @@ class UnifiedTensor(torch.Tensor):
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
+        return format(self._memory().item() if spec and not self.dim() else repr(self), spec)
 
     # ---- copies ----------------------------------------------------------------------------------
 
@@ -171,25 +189,21 @@ class UnifiedTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "UnifiedTensor":
         if id(self) not in memo:
             copied = UnifiedTensor.empty(self._plain.shape, self._plain.dtype, device=self._table.device)
-            _placement._plain(copied).copy_(self.host())
+            _op.as_integers(copied._plain).copy_(_op.as_integers(self._memory().resolve_conj().resolve_neg()))
             memo[id(self)] = copied
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """To a file or a pickle goes a plain tensor, which loads without freight; a view goes as what it shows."""
-        plain = self.host()
+        plain = self._memory()
         return (plain if self._table.is_whole(plain) else plain.clone()).__reduce_ex__(protocol)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch.compiler.is_compiling() and func is torch.Tensor.__getitem__:
-            x, ids = args
-            plain, table = x._plain, x._table
-            device, dtype, token = table.traced_device, plain.dtype, table.token
-            return torch.ops.freight.gather_rows.default(plain, ids, device=device, dtype=dtype, token=token)
-        return _placement.run(func, args, kwargs or {})
+        run = _placement.traced if torch.compiler.is_dynamo_compiling() else _placement.run
+        return run(func, args, kwargs or {})
 
 
 def unified(
@@ -215,10 +229,20 @@ def unified(
     """
     x = data if isinstance(data, UnifiedTensor) else (_in_place if in_place else _copied)(data, device)
     if cache is not None:
-        x._table.keep_hot(_cache.build(x._table, x._table.base, cache, hot, hot_ids))
+        try:
+            x._table.keep_hot(_cache.build(x._table, x._table.base, cache, hot, hot_ids))
+        except BaseException as error:
+            _let_go(error)
+            del x
+            raise
     elif hot is not None or hot_ids is not None:
         raise ArgumentError("hot= and hot_ids= say which rows are cached; say how many with cache=.")
     return x
+
+
+def _let_go(error: BaseException) -> None:
+    """Or a notebook, which keeps the last error with all that its frames hold, would keep the whole table."""
+    traceback.clear_frames(error.__traceback__)
 
 
 def _copied(data: Any, device: torch.device | int | str | None) -> UnifiedTensor:
@@ -229,7 +253,7 @@ def _copied(data: Any, device: torch.device | int | str | None) -> UnifiedTensor
         return x
     _check_tensor(data)
     x = UnifiedTensor.empty(data.shape, data.dtype, device=device)
-    x._plain.copy_(data)
+    _op.as_integers(x._plain).copy_(_op.as_integers(data))
     return x
 
 
@@ -243,15 +267,18 @@ def _in_place(data: Any, device: torch.device | int | str | None) -> UnifiedTens
     where = _compute_device(device)
     if data.data_ptr() % min(8, data.element_size()):
         raise ArgumentError("the data does not begin at a multiple of its elements' size; leave in_place=True out.")
-    return UnifiedTensor._over(register(data, purpose="a unified tensor in place"), data.detach(), where)
+    block = register(data, purpose="a unified tensor in place")
+    return UnifiedTensor._over(block, data.detach(), where, in_place=True)
 
 
 def _check_tensor(data: Any) -> None:
     if not isinstance(data, Tensor):
-        raise ArgumentTypeError(f"unified takes a CPU tensor or a numpy array; got {data!r}.")
+        raise ArgumentTypeError(f"unified takes a CPU tensor or a numpy array; got {type(data).__name__}.")
     if data.device.type != "cpu" or data.layout != torch.strided or data.is_quantized:
+        dense = "dequantize()" if data.is_quantized else "cpu()" if data.layout == torch.strided else "to_dense().cpu()"
         raise ArgumentTypeError(
-            f"unified takes a dense CPU tensor; got a {data.layout} tensor on {data.device}. Pass data.cpu()."
+            f"unified takes a dense CPU tensor; got a {data.layout} {data.dtype} tensor on {data.device}. "
+            f"Pass data.{dense}."
         )
     if data.requires_grad:
         _placement.refuse_grad()
@@ -264,8 +291,8 @@ def _check_tensor(data: Any) -> None:
 def _torch_dtype(dtype: np.dtype) -> torch.dtype:
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:
-        raise ArgumentTypeError(f"torch has no dtype for numpy's {dtype}; convert the array first.") from None
+    except (TypeError, ValueError):  # the latter where its bytes are the other way round
+        raise ArgumentTypeError(f"torch has no dtype for numpy's {dtype!r}; convert the array first.") from None
 
 
 def _compute_device(device: torch.device | int | str | None) -> torch.device:
@@ -282,8 +309,10 @@ def _compute_device(device: torch.device | int | str | None) -> torch.device:
 
 def _share(x: UnifiedTensor) -> tuple[Any, ...]:
     """Another process gets the same memory; its GPU page-locks it at the first use."""
-    x._table.check_open()
+    x._table.check_shareable()
     view = x._plain
+    if view.is_conj() or view.is_neg():
+        raise UnsupportedError("a lazily conjugated view cannot go to other processes; send the table itself.")
     offset = view.data_ptr() - x._table.block.address
     geometry = (view.dtype, tuple(view.shape), view.stride(), offset)
     base = x._table.base
