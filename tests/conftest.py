@@ -1,4 +1,4 @@
-"""What every test stands on: the interpreter where there is no GPU, settings of its own, and lanes that say why they skip."""
+"""What every test stands on: the interpreter without a GPU, settings of its own, lanes that say why they skip."""
 
 import os
 import warnings

@@ -152,7 +152,7 @@ def test_one_block_may_be_used_again_and_within_itself() -> None:
             with block:
                 assert current().disk_threads == 2
             assert current().disk_threads == 3
-    assert current().disk_threads == 8
+    assert current().disk_threads == KNOBS["disk_threads"].default
 
 
 CHANGES = st.fixed_dictionaries(

@@ -30,7 +30,7 @@ from freight.bench._run import Run, Skip, Way, Work, at_least
 from freight.errors import DirectIOError, DiskFullError
 from freight.memory import DiskFile
 
-_RAW = "raw O_DIRECT"
+_RAW, _TORCH = "raw O_DIRECT", "torch"
 _STEP = -0x61C8864680B583EB  # odd and large: words that it is added to come round after 2**64 times
 _TUNING_PASSES = 2  # the disk's speed drifts, so each setting is tried again after all others
 
@@ -51,26 +51,30 @@ _SETTINGS += [_Setting(8, 8 * MiB), _Setting(16, MiB), _Setting(16, 4 * MiB), _S
 )
 def disk(run: Run) -> None:
     """Declare the cells."""
-    nbytes = 128 * MiB if run.quick else 2 * GiB if run.gpu else GiB
+    nbytes = 128 * MiB if run.quick else GiB
     piece = nbytes // 16 if run.gpu and not run.quick else nbytes // 8
     device = "cuda" if run.gpu else "cpu"
-    cells = {
-        "write": (_writing, "torch.save ends with fsync"),
-        "read": (_reading, "the page cache forgets the file before each torch.load"),
+    works = {"write": _writing, "read": _reading}
+    notes = {
+        ("write", _RAW): "raw O_DIRECT moves host memory only",
+        ("read", _RAW): "raw O_DIRECT moves host memory only",
+        ("write", _TORCH): "torch.save ends with fsync",
+        ("read", _TORCH): "the page cache forgets the file before each torch.load",
     }
-    for operation, (work, note) in cells.items():
+    for (operation, against), note in notes.items():
+        raw = against == _RAW
         run.cell(
-            operation,
-            group="tensor",
+            operation if raw else f"{operation}/torch",
+            group="tensor" if raw else "torch",
             axes={"operation": operation, "bytes": nbytes, "piece_bytes": piece, "tensor_on": device},
             unit="GB/s",
             amount=nbytes,
             clock="host",
-            targets=[at_least(0.90, of=_RAW)] if run.gpu else [],
-            work=partial(work, nbytes, piece, device),
-            pairs=12,
-            seconds=36.0,
-            note=f"pieces all in flight; raw O_DIRECT moves host memory only; {note}",
+            targets=[at_least(0.90, of=_RAW)] if run.gpu and raw else [],
+            work=partial(works[operation], against, nbytes, piece, device),
+            pairs=30 if raw else 5,
+            seconds=16.0,
+            note=f"pieces all in flight; {note}",
         )
 
 
@@ -116,18 +120,19 @@ class _Place:
             token.wait()
         return into
 
-    def extra(self, best: _Setting) -> dict[str, str | int | float | bool | None]:
+    def extra(self, best: _Setting | None) -> dict[str, str | int | float | bool | None]:
         """What the record says beside the figures."""
-        return {"file_system": self.kind, "raw_threads": best.threads, "raw_block_bytes": best.block}
+        found = {} if best is None else {"raw_threads": best.threads, "raw_block_bytes": best.block}
+        return {"file_system": self.kind, **found}
 
 
 @contextlib.contextmanager
-def _writing(nbytes: int, piece: int, device: str) -> Iterator[Work]:
+def _writing(against: str, nbytes: int, piece: int, device: str) -> Iterator[Work]:
     with contextlib.ExitStack() as stack:
         place = _Place(nbytes, piece, device, stack)
         tensor, raw, saved = place.tensor, place.raw, place.saved
         raw.memory.copy_(tensor)
-        best = raw.tune(os.pwritev)
+        best = raw.tune(os.pwritev) if against == _RAW else None
 
         def prepare() -> None:
             tensor.add_(_STEP)  # every word is new each time, so what was written before is wrong whenever it was
@@ -138,7 +143,7 @@ def _writing(nbytes: int, piece: int, device: str) -> Iterator[Work]:
             return lambda: place.read(torch.zeros_like(tensor))
 
         def by_raw(_: None) -> Callable[[], Tensor]:
-            raw.move(os.pwritev, best)
+            raw.move(os.pwritev, best or _SETTINGS[0])
             return raw.read_back
 
         def by_torch(_: None) -> Callable[[], Tensor]:
@@ -149,14 +154,14 @@ def _writing(nbytes: int, piece: int, device: str) -> Iterator[Work]:
             Way("freight", by_freight),
             check=lambda _, read_back: torch.equal(read_back().to(device), tensor),
             checked="every byte, read back; random content, new each round",
-            rivals=(Way(_RAW, by_raw), Way("torch.save, fsync", by_torch)),
+            rivals=(Way(_RAW, by_raw) if best else Way(f"{_TORCH}.save, fsync", by_torch),),
             prepare=prepare,
             extra=place.extra(best),
         )
 
 
 @contextlib.contextmanager
-def _reading(nbytes: int, piece: int, device: str) -> Iterator[Work]:
+def _reading(against: str, nbytes: int, piece: int, device: str) -> Iterator[Work]:
     with contextlib.ExitStack() as stack:
         place = _Place(nbytes, piece, device, stack)
         tensor, raw, saved = place.tensor, place.raw, place.saved
@@ -164,19 +169,20 @@ def _reading(nbytes: int, piece: int, device: str) -> Iterator[Work]:
         raw.memory.copy_(tensor)
         raw.move(os.pwritev, _SETTINGS[-1])
         saved.save(tensor)
-        best = raw.tune(os.preadv)
+        best = raw.tune(os.preadv) if against == _RAW else None
         raw.memory.zero_()
         landing = torch.empty_like(tensor)
 
         def by_raw(_: None) -> Tensor:
-            raw.move(os.preadv, best)
+            raw.move(os.preadv, best or _SETTINGS[0])
             return raw.memory
 
+        by_torch = Way(f"{_TORCH}.load", lambda _: saved.load(device), before=saved.evict)
         yield Work(
             Way("freight", lambda _: place.read(landing), before=landing.zero_),
             check=lambda _, got: torch.equal(got.to(device), tensor),
             checked="every byte against the random bytes that were written",
-            rivals=(Way(_RAW, by_raw), Way("torch.load", lambda _: saved.load(device), before=saved.evict)),
+            rivals=(Way(_RAW, by_raw) if best else by_torch,),
             extra=place.extra(best),
         )
 

@@ -26,7 +26,6 @@ from freight.bench._run import Run, Way, Work, at_least
 _IDS = 2**19
 _WIDTHS = (64, 128, 256, 400, 512, 1024, 2408, 4096)
 _GBS = {  # of useful rows, that a call is to reach
-    (1, 1): (None,) * 8,
     (8, 1): (10, 20, 40, 43, 47, 49, 48, 50),
     (32, 1): (4.2, 8.4, 16, 26, 33, 47, 48, 50),
     (32, 4): (11, 22, 44, 46, 50, 50, 49, 50),
@@ -44,6 +43,8 @@ def gather(run: Run) -> None:
     if not run.gpu:
         _declare_on_cpu(run)
         return
+    for row_bytes in (64, 1024):
+        _declare_rows(run, 1, 1, row_bytes, None)
     for (gib, batches), speeds in _GBS.items():
         for row_bytes, gbs in zip(_WIDTHS, speeds, strict=True):
             _declare_rows(run, gib, batches, row_bytes, gbs)
@@ -79,7 +80,7 @@ def _declare_rows(run: Run, gib: int, batches: int, row_bytes: int, gbs: float |
         clock="gpu",
         targets=[*([] if gbs is None else [at_least(gbs)]), at_least(0.98, of=_ALIAS)],
         work=partial(_reading, table, row_bytes, ids),
-        seconds=1.5 if gbs is None else 3.0,
+        seconds=1.5 if gbs is None else 2.0,
         in_quick=row_bytes in (64, 512, 4096),
         note=f"{ids:,} uniform random ids, fresh each round; bytes of rows only",
     )
@@ -128,7 +129,7 @@ def _declare_cpu(run: Run, row_bytes: int) -> None:
         clock="host",
         targets=[] if over is None else [at_least(over, of=everyone)],
         work=partial(_through_cpu, table, row_bytes, ids),
-        seconds=2.5,
+        seconds=1.5,
         in_quick=row_bytes == 512,
         note="ids on the CPU for those that need them there; bytes of rows only",
     )

@@ -55,7 +55,7 @@ def test_links_has_what_must_be_reached() -> None:
 
 def test_disk_has_what_must_be_reached() -> None:
     cases = declared("disk", quick=False, gpu=True)
-    assert {case.id: [(g.at_least, g.of) for g in case.targets] for case in cases} == {
+    assert {case.id: [(g.at_least, g.of) for g in case.targets] for case in cases if case.targets} == {
         "write": [(0.9, "raw O_DIRECT")],
         "read": [(0.9, "raw O_DIRECT")],
     }
@@ -121,14 +121,17 @@ def real_disk() -> None:
 
 @pytest.mark.usefixtures("real_disk")
 @pytest.mark.parametrize("operation", ["write", "read"])
-def test_disk_runs(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("against", [disk._RAW, disk._TORCH])
+def test_disk_runs(operation: str, against: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [disk._Setting(2, 256 * KiB), disk._Setting(3, 128 * KiB)]  # so that each thread has several blocks
     monkeypatch.setattr(disk, "_SETTINGS", small)
     work = {"write": disk._writing, "read": disk._reading}[operation]
-    cell = measured(operation, partial(work, 2 * MiB, MiB // 4, "cpu"), 2 * MiB)
-    assert [rival.name for rival in cell.rivals if rival.measured] == [rival.name for rival in cell.rivals]
-    assert cell.rivals[0].name == "raw O_DIRECT"
-    assert cell.extra.keys() == {"clock", "file_system", "raw_threads", "raw_block_bytes"}
+    cell = measured(operation, partial(work, against, 2 * MiB, MiB // 4, "cpu"), 2 * MiB)
+    [rival] = cell.rivals
+    assert rival.measured
+    assert rival.name.startswith(against)
+    of_raw = {"raw_threads", "raw_block_bytes"} if against == disk._RAW else set()
+    assert cell.extra.keys() == {"clock", "file_system"} | of_raw
 
 
 @pytest.mark.usefixtures("real_disk")
@@ -138,8 +141,9 @@ def test_disk_runs(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_disk_write_that_writes_nothing_is_found_out(call: str, guilty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"write": disk._Place, "move": disk._RawFile, "save": disk._SavedFile}[call]
     monkeypatch.setattr(place, call, lambda *_, **__: None)
+    against = disk._TORCH if call == "save" else disk._RAW
     with pytest.raises(WrongResult, match=f"^{guilty} "):
-        measured("write", partial(disk._writing, 2 * MiB, MiB, "cpu"), 2 * MiB)
+        measured("write", partial(disk._writing, against, 2 * MiB, MiB, "cpu"), 2 * MiB)
 
 
 @pytest.mark.usefixtures("real_disk")
@@ -153,23 +157,23 @@ def test_what_was_written_before_does_not_count(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(disk._RawFile, "move", move)
     with pytest.raises(WrongResult, match=r"^raw O_DIRECT gave a wrong result"):
-        measured("write", partial(disk._writing, 2 * MiB, MiB, "cpu"), 2 * MiB)
+        measured("write", partial(disk._writing, disk._RAW, 2 * MiB, MiB, "cpu"), 2 * MiB)
 
 
 @pytest.mark.usefixtures("real_disk")
 def test_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     with freight.config(disk_dir=tmp_path):
         before = len(os.listdir("/proc/self/fd"))
-        measured("read", partial(disk._reading, MiB, MiB // 4, "cpu"), MiB)
+        measured("read", partial(disk._reading, disk._RAW, MiB, MiB // 4, "cpu"), MiB)
         assert len(os.listdir("/proc/self/fd")) == before
     assert list(tmp_path.iterdir()) == []
 
 
 def test_disk_needs_direct_io() -> None:
     with freight.config(disk_dir="/dev/shm", direct_io=False), pytest.raises(Skip, match="direct I/O is not in force"):
-        measured("write", partial(disk._writing, MiB, MiB, "cpu"), MiB)
+        measured("write", partial(disk._writing, disk._RAW, MiB, MiB, "cpu"), MiB)
 
 
 def test_disk_needs_room() -> None:
     with pytest.raises(Skip, match=r"it takes 3584 TiB of disk and .* free"):
-        measured("write", partial(disk._writing, 2**50, MiB, "cpu"), 1)
+        measured("write", partial(disk._writing, disk._RAW, 2**50, MiB, "cpu"), 1)
