@@ -66,6 +66,7 @@ def test_commands_exist(page: Path) -> None:
 def freight_options() -> dict[str, set[str]]:
     """The commands of `freight` and the options of each."""
     import typer.main
+
     from freight.cli import app
 
     group = typer.main.get_command(app)

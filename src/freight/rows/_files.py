@@ -81,7 +81,9 @@ def _npy_header(file: Any, path: Path) -> tuple[tuple[int, ...], torch.dtype]:
         shape, column_major, dtype = read[version](file)
     except KeyError as error:
         raise ArgumentError(f"{path} is a .npy file of version {error}; freight reads 1.0 and 2.0.") from None
-    except (ValueError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # the header is Python's own text, and what its parser says of nonsense is of any kind
         raise ArgumentError(f"{path} is no .npy file: {error}.") from None
     if not shape or (column_major and len(shape) > 1):
         what = "column-major" if shape else "a single number"
@@ -94,23 +96,23 @@ def _npy_header(file: Any, path: Path) -> tuple[tuple[int, ...], torch.dtype]:
 
 def _read_pieces(fd: int, start: int, to: Tensor, told: Told, path: Path) -> None:
     memory = to.view(-1).view(torch.uint8).numpy().data if to.numel() else memoryview(b"")
-
-    def piece(at: int) -> int:
-        end = min(at + _PIECE, len(memory))
-        done = at
-        while done < end:
-            count = os.preadv(fd, [memory[done:end]], start + done)
-            if count == 0:
-                raise DiskError(None, f"the file ended {show_bytes(end - done)} early", str(path))
-            done += count
-        return end - at
-
     workers = ThreadPoolExecutor(current().disk_threads, thread_name_prefix="freight-read")
     try:
-        for done in [workers.submit(piece, at) for at in range(0, len(memory), _PIECE)]:
-            told(done.result())
+        pieces = [workers.submit(_read_piece, fd, start, memory, at, path) for at in range(0, len(memory), _PIECE)]
+        for piece in pieces:
+            told(piece.result())
     finally:  # on Ctrl-C too: no thread may write to memory that its owner gives up
         workers.shutdown(wait=True, cancel_futures=True)
+
+
+def _read_piece(fd: int, start: int, memory: memoryview, at: int, path: Path) -> int:
+    done, end = at, min(at + _PIECE, len(memory))
+    while done < end:
+        count = os.preadv(fd, [memory[done:end]], start + done)
+        if count == 0:
+            raise DiskError(None, f"the file ended {show_bytes(end - done)} early", str(path))
+        done += count
+    return end - at
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def check_range(index: Any, shape: torch.Size) -> None:
 
 
 def _dimensions(part: Any) -> int:
-    if part is None or part is Ellipsis:
+    if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     return part.dim() if isinstance(part, Tensor) and part.dtype is torch.bool else 1
 

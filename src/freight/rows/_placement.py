@@ -37,7 +37,7 @@ _COPIES |= {"positive", "__pos__"}
 _INDEX_AT = {"gather": 2, "take_along_dim": 1, "masked_select": 1, "index_select": 2}
 # What would make other memory, or another shape, of the tensor itself.
 _REMAKES = {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "rename_"}
-_REMAKES |= {"resize_", "resize_as_", "set_"}
+_REMAKES |= {"resize_", "resize_as_"}
 
 
 def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,8 +57,8 @@ def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 x._table.wait_for_writes()
         return _without_override(func, *_replaced((args, kwargs), _plain))
     if name in _REMAKES and _is_unified(args[0]):
-        another = name in ("resize_", "resize_as_", "set_")
-        _refuse_remaking(f"x.{name}(...)", "x = freight.unified(...)" if another else f"x = x.{name[:-1]}(...)")
+        another = name in ("resize_", "resize_as_")
+        refuse_remaking(f"x.{name}(...)", "x = freight.unified(...)" if another else f"x = x.{name[:-1]}(...)")
     if name in _COPIES:
         _refuse_copy(func, name, args, kwargs)
     return _compute(func, name, args, kwargs)
@@ -132,7 +132,7 @@ def _compute(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str,
     result = _without_override(func, *_replaced((args, kwargs), swap))
     for x in written:
         _after_write(x, device)
-    target: Any = kwargs.get("out", next(iter(args), None))
+    target = kwargs.get("out", _first(args, kwargs))
     if any(x is target for x in written):
         return target
     return wrap(result, table)
@@ -153,7 +153,7 @@ def _place(unified: list[Any], name: str, args: tuple[Any, ...], kwargs: dict[st
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The unified tensors that a function writes to: its first argument where it works in place, and `out`."""
     in_place = (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__")
-    targets = [args[0]] if in_place and args else []
+    targets = [_first(args, kwargs)] if in_place else []
     return list(unified_in((targets, kwargs.get("out"))))
 
 
@@ -182,7 +182,7 @@ def _property(func: Function, args: tuple[Any, ...]) -> Any:
         if func.__self__ is torch.Tensor.requires_grad and args[1]:  # type: ignore[attr-defined]
             refuse_grad()
         if func.__self__ is torch.Tensor.data:  # type: ignore[attr-defined]
-            _refuse_remaking("x.data = ...", "x[:] = ...")
+            refuse_remaking("x.data = ...", "x[:] = ...")
     x._table.check_open()
     return wrap(_without_override(func, *_replaced((args, {}), _plain)), x._table)
 
@@ -204,7 +204,8 @@ def _refuse_gradient_in(values: Any) -> None:
         )
 
 
-def _refuse_remaking(call: str, instead: str) -> None:
+def refuse_remaking(call: str, instead: str) -> None:
+    """What would give `x` other memory, or another shape, under the same name."""
     raise UnsupportedError(f"{call} would part x from its table, whose memory and shape stay; write {instead}.")
 
 
@@ -344,7 +345,7 @@ def _to(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _refuse_copy(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     x = args[0]
-    if not _is_unified(x) or not x._table.is_whole(x._plain) or x._table.device.type != "cuda":
+    if not _is_unified(x) or x._table.device.type != "cuda" or not 0 < x._table.base.nbytes <= x._plain.nbytes:
         return
     empty = torch.empty_strided(x._plain.shape, x._plain.stride(), dtype=x._plain.dtype, device="meta")
     try:
@@ -376,6 +377,10 @@ _SPECIAL: dict[str, Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]] 
 
 
 # ---- arguments -------------------------------------------------------------------------------------
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return next(iter((*args, *kwargs.values())), None)
 
 
 def _is_unified(value: object) -> bool:

@@ -156,6 +156,10 @@ class UnifiedTensor(torch.Tensor):
         """Whether every row, or the part of it that `rest` indexes, lies in one piece."""
         return _op._rows_contiguous(self._plain[(slice(None), *rest)] if rest else self._plain)
 
+    def set_(self, *_: Any, **__: Any) -> Any:
+        """Refused: torch would not ask `__torch_function__`."""
+        _placement.refuse_remaking("x.set_(...)", "x = freight.unified(...)")
+
     def __iter__(self) -> Iterator["UnifiedTensor"]:
         plain = self._memory()
         return (self._wrap(plain[at], self._table) for at in range(len(plain)))

@@ -27,6 +27,8 @@ SMALL = {"TILE": 64, "num_warps": 4, "programs_per_sm": 1}  # many tiles, severa
 WIDENED = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 NOT_COMPARED = ("test_autograd_registration", "test_faketensor")  # what opcheck can do without comparing elements
 
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
 
 @dataclass
 class Case:
@@ -341,7 +343,6 @@ def test_opcheck(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", WHOLE + POOR, ids=str)
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_every_dtype_on_the_cpu(dtype: torch.dtype) -> None:
     table = random_rows(7, 3, dtype=dtype)
     for ids in (torch.tensor([6, -7, 3, 3]), torch.tensor([[0], [-1]], dtype=torch.int32), torch.tensor(4)):

@@ -31,7 +31,7 @@ from freight.kernels._tolerance import assert_same_bits
 from freight.rows._gather import _gather_kernel
 
 BOTH_WAYS = pytest.mark.parametrize("ordered", [False, True], ids=["as they come", "ordered"])
-WIDTHS = [1, 3, 16, 64, 100, 128, 400, 512, 1024, 293 * 4, 602 * 4, 4096, 20_000]
+WIDTHS = [1, 3, 16, 64, 100, 400, 1024, 293 * 4, 602 * 4, 4096, 50_003, 100_000]  # each of them is compiled for
 
 
 @pytest.fixture(autouse=True)
@@ -155,15 +155,15 @@ def test_no_rows_and_no_ids() -> None:
         assert y[ids].numel() == 0
 
 
-@BOTH_WAYS
-def test_views(ordered: bool) -> None:
+def test_views() -> None:
     """Rows that begin anywhere and lie any distance apart; the last ones do not lie in one piece."""
     host = random_rows(500, 67)
     x = freight.unified(host)
     ids = random_ids(100, 2000)
-    for part in (np.s_[3:], np.s_[::4], np.s_[:, 5:], np.s_[2:, 1:66], np.s_[:, 3], np.s_[1::3, :4], np.s_[:, ::2]):
+    parts = [np.s_[3:], np.s_[::4], np.s_[:, 5:], np.s_[2:, 1:66], np.s_[:, 3], np.s_[1::3, :4], np.s_[:, ::2]]
+    for at, part in enumerate(parts):
         view, plain = x[part], host[part]
-        order(view, ordered)
+        order(view, at % 2 == 0)
         assert_rows(view[ids.cuda()], plain, ids)
     narrow = random_ids(67, 50)
     assert_rows(x.T[narrow.cuda()], host.T, narrow)
@@ -298,7 +298,6 @@ def numbers(dtype: torch.dtype) -> Tensor:
     return values.to(dtype)
 
 
-@BOTH_WAYS
 @pytest.mark.parametrize(
     ("source", "to"),
     [
@@ -316,10 +315,10 @@ def numbers(dtype: torch.dtype) -> Tensor:
     ],
     ids=str,
 )
-def test_cast_on_the_way(source: torch.dtype, to: torch.dtype, ordered: bool) -> None:
+def test_cast_on_the_way(source: torch.dtype, to: torch.dtype) -> None:
     host = numbers(source)
     x = freight.unified(host)
-    order(x, ordered)
+    order(x, source is torch.bfloat16)  # one for all: each of them is compiled for
     ids = random_ids(400, 3001)
     want = rows_of(host, ids).to(to)
     got = freight.gather_rows(x, ids.cuda(), dtype=to)
@@ -445,11 +444,11 @@ def test_ids_on_the_cpu_may_be_written_as_soon_as_the_call_returns(kind: str, or
     owner = freight.unified(want)
     ids = {"pageable": want.clone(), "page-locked": want.pin_memory(), "unified": owner.host()}[kind]
     x[want.cuda()]
-    torch.cuda._sleep(LONG)
+    torch.cuda._sleep(LONG // 4)
     rows = x[ids]
     ids.zero_()
     assert_rows(rows, x.host(), want)
-    torch.cuda._sleep(LONG)
+    torch.cuda._sleep(LONG // 4)
     ids.copy_(want)
     [batch] = freight.gather_rows(x, [ids])
     ids.zero_()
@@ -516,8 +515,7 @@ def test_writes_captured_in_a_graph() -> None:
 
 # The first backend only traces. What the tools of the second warn of is not freight's.
 @pytest.mark.filterwarnings("ignore")
-@BOTH_WAYS
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(("backend", "ordered"), [("aot_eager", False), ("inductor", True)])
 def test_compiles_whole(backend: str, ordered: bool) -> None:
     torch._dynamo.reset()
     x = table(300, 8, ordered=ordered, dtype=torch.int32)
@@ -548,8 +546,7 @@ def test_a_compiled_gather_is_one_operator_of_ours() -> None:
         assert called == [torch.ops.freight.gather_rows.default]
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("dtype", [*COMPARABLE, *OTHERS], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn], ids=str)
 def test_opcheck(dtype: torch.dtype) -> None:
     """On a table in GPU memory: opcheck copies what it is given, and a copy of a page-locked table is not one."""
     tests = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]

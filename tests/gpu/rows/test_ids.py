@@ -56,13 +56,13 @@ def test_rows_of_bad_ids_are_nan_or_the_least(dtype: torch.dtype, ordered: bool)
     x = freight.unified(random_rows(ROWS, 7, dtype=dtype))
     order(x, ordered)
     ids, bad = with_bad_ones(random_ids(ROWS, 3000), BAD)
-    room = unwritten(3200, 7, dtype=dtype)
-    freight.gather_rows(x, ids.cuda(), room[100:3100])
+    room = unwritten(3256, 7, dtype=dtype)
+    freight.gather_rows(x, ids.cuda(), room[128:3128])
     want = rows_of(x.host(), torch.where(bad, 0, ids))
     want.view(torch.uint8)[bad] = least(dtype).repeat(7).view(torch.uint8)
-    assert_same_bits(room[100:3100].cpu(), want)
-    assert_same_bits(room[:100], unwritten(100, 7, dtype=dtype))
-    assert_same_bits(room[3100:], unwritten(100, 7, dtype=dtype))
+    assert_same_bits(room[128:3128].cpu(), want)
+    assert_same_bits(room[:128], unwritten(128, 7, dtype=dtype))
+    assert_same_bits(room[3128:], unwritten(128, 7, dtype=dtype))
     with pytest.raises(OutOfRangeError):
         x.check()
 
@@ -82,7 +82,7 @@ def test_every_bad_id_is_said(bad: int, ordered: bool) -> None:
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("width", [1, 3, 64, 293, 602, 5000])
+@pytest.mark.parametrize("width", [1, 64, 602, 30_000])
 def test_nothing_beside_the_table_is_read(width: int, ordered: bool) -> None:
     """The table lies in the middle of a larger tensor, and none of the other rows comes to light."""
     mine = torch.full((300, width), 13.0)
@@ -129,10 +129,10 @@ def test_every_way_to_rows_says_it(name: str) -> None:
 def test_negative_ids_are_bad_where_torch_has_none(name: str) -> None:
     x = freight.unified(torch.randn(ROWS, 16))
     rows = WAYS[name](x, torch.tensor([5, -2, 6], device="cuda"))
-    with pytest.raises(OutOfRangeError, match=said(-2)):
+    with pytest.raises(OutOfRangeError, match="id -2 lies outside the table of 1,000 rows"):
         x.check()
     assert rows[1].isnan().all()
-    with pytest.raises(OutOfRangeError, match=said(-2)):
+    with pytest.raises(OutOfRangeError, match="id -2 lies outside the table of 1,000 rows"):
         WAYS[name](x, torch.tensor([5, -2, 6]))
 
 

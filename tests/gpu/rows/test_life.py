@@ -1,4 +1,4 @@
-"""From the first gather to the end of the process: closing, dropping, forks, other processes, limits, broken contexts."""
+"""From the first gather to the end of the process: closed, dropped, forked, spawned, limited, without a context."""
 
 import gc
 import multiprocessing
@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from rows_on_gpu import LONG, Marked, Rows, assert_rows, order, random_ids, random_rows, read_until_killed, rows_of
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 import freight
@@ -24,32 +25,37 @@ BOTH_WAYS = pytest.mark.parametrize("ordered", [False, True], ids=["as they come
 # ---- closed and dropped ------------------------------------------------------------------------------------
 
 
-def test_a_closed_table_is_not_used() -> None:
+USES: dict[str, Callable[[freight.UnifiedTensor, Tensor], object]] = {
+    "x[ids]": lambda x, ids: x[ids],
+    "x[at]": lambda x, ids: x[0],
+    "x[ids] = ": lambda x, ids: x.__setitem__(ids, 1.0),
+    "gather_rows": lambda x, ids: freight.gather_rows(x, ids),
+    "gather_rows, out=": lambda x, ids: freight.gather_rows(x, ids, torch.empty(2, 8, device="cuda")),
+    "gather_rows, several": lambda x, ids: freight.gather_rows(x, [ids]),
+    "embedding": lambda x, ids: torch.nn.functional.embedding(ids, x),
+    "sum": lambda x, ids: x.sum(),
+    "add_": lambda x, ids: x.add_(1),
+    "host": lambda x, ids: x.host(),
+    "numpy": lambda x, ids: x.numpy(),
+    "to": lambda x, ids: x.to("cuda"),
+    "stats": lambda x, ids: x.stats(),
+    "check": lambda x, ids: x.check(),
+    "refresh": lambda x, ids: x.refresh(),
+    "another cache": lambda x, ids: freight.unified(x, cache=1, hot_ids=[0]),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_closed_table_is_not_used(name: str) -> None:
+    """Nor are its views."""
     x = freight.unified(torch.randn(100, 8), cache=10, hot_ids=torch.arange(10))
     view, ids = x[10:], torch.tensor([1, 2], device="cuda")
     x[ids]
     x.close()
     x.close()
-    uses: list[Callable[[freight.UnifiedTensor], object]] = [
-        lambda x: x[ids],
-        lambda x: x[0],
-        lambda x: freight.gather_rows(x, ids),
-        lambda x: freight.gather_rows(x, [ids]),
-        lambda x: torch.nn.functional.embedding(ids, x),
-        lambda x: x.__setitem__(ids, 1.0),
-        lambda x: x.sum(),
-        lambda x: x.host(),
-        lambda x: x.numpy(),
-        lambda x: x.to("cuda"),
-        lambda x: x.stats(),
-        lambda x: x.check(),
-        lambda x: x.refresh(),
-    ]
-    for number, use in enumerate(uses):
-        for tensor in (x, view):
-            with pytest.raises(ClosedError, match="closed; make a new one"):
-                use(tensor)
-                pytest.fail(f"use {number} of a closed table raised nothing")
+    for tensor in (x, view):
+        with pytest.raises(ClosedError, match="closed; make a new one"):
+            USES[name](tensor, ids)
     assert repr(x) == "UnifiedTensor(closed, shape=(100, 8), dtype=torch.float32)"
 
 
@@ -119,6 +125,7 @@ def test_rows_outlive_the_table() -> None:
 
 def test_more_than_there_is() -> None:
     """Said before a page is touched, and nothing is left of the attempt."""
+    gc.collect()  # what earlier tests left behind
     before, on_gpu = memory.stats(), torch.cuda.memory_allocated()
     available = psutil.virtual_memory().available
     for nbytes in (available + 4 * GiB, 2**42):
@@ -260,13 +267,13 @@ SCRIPTS = {
         gc.collect()
         print(torch.zeros(3, device="cuda").tolist())
     """,
-    "no gpu in sight": """
+    "on the CPU": """
         x = freight.UnifiedTensor.empty((1000, 64), device="cpu")
         x[:] = host
         assert x[[5, 6]].tolist() == host[[5, 6]].tolist()
         print("done")
     """,
-    "forked without a word": """
+    "forked": """
         import os, warnings
         warnings.simplefilter("ignore")
         x = freight.unified(host)
@@ -341,11 +348,11 @@ def test_64_kib_that_can_be_locked(run: Run) -> None:
 
 
 def test_a_table_of_the_cpu(run: Run) -> None:
-    done = run("no gpu in sight")
+    done = run("on the CPU")
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
 
 def test_a_forked_child_by_hand(run: Run) -> None:
     """It reads and writes the same memory by the CPU, and closing its tables takes nothing from its parent."""
-    done = run("forked without a word")
+    done = run("forked")
     assert (done.stdout, done.stderr, done.returncode) == ("0\n[-1.0]\n", "", 0)
