@@ -80,7 +80,7 @@ def _declare_rows(run: Run, gib: int, batches: int, row_bytes: int, gbs: float |
         clock="gpu",
         targets=[*([] if gbs is None else [at_least(gbs)]), at_least(0.98, of=_ALIAS)],
         work=partial(_reading, table, row_bytes, ids),
-        seconds=1.5 if gbs is None else 2.0,
+        seconds=1.0 if gbs is None else 1.5,
         in_quick=row_bytes in (64, 512, 4096),
         note=f"{ids:,} uniform random ids, fresh each round; bytes of rows only",
     )
@@ -129,7 +129,7 @@ def _declare_cpu(run: Run, row_bytes: int) -> None:
         clock="host",
         targets=[] if over is None else [at_least(over, of=everyone)],
         work=partial(_through_cpu, table, row_bytes, ids),
-        seconds=1.5,
+        seconds=1.0,
         in_quick=row_bytes == 512,
         note="ids on the CPU for those that need them there; bytes of rows only",
     )

@@ -42,7 +42,7 @@ def hot(run: Run) -> None:
                     clock="gpu" if run.gpu else "host",
                     targets=[at_least(0.85, of=_MISSES)] if run.gpu else [],
                     work=partial(_reading, table, skew, percent, ids, on_gpu=run.gpu),
-                    seconds=2.0,
+                    seconds=1.5,
                     in_quick=gib == 8 and skew == 0.75,
                     note=f"{ids:,} ids of {_ROW_BYTES}-byte rows, drawn by degree, fresh each round",
                 )
