@@ -169,8 +169,9 @@ class Run:
         """Declare a cell.
 
         `unit` is a time (s, ms, µs) or a rate (GB/s, TFLOP/s, 1/s) of `amount` bytes, operations or things. `clock` is
-        "gpu", CUDA events around the call, or "host", the host's clock with the GPU idle before and after. There are
-        `pairs` rounds, fewer where they would take longer than `seconds`.
+        "gpu", CUDA events around the call; "host", the host's clock with the GPU idle before and after; or "submit",
+        the host's clock until the call returns. There are `pairs` rounds, fewer where they would take longer than
+        `seconds`.
         """
         if any(case.id == id for case in self.cases):
             raise ArgumentError(f"cell {id!r} is declared twice.")
@@ -180,8 +181,10 @@ class Run:
             raise ArgumentError(f"cell {id!r}: a rate needs its amount, and a time has none; got {amount} in {unit}.")
         if pairs < 2:
             raise ArgumentError(f"cell {id!r}: an interval needs at least two pairs; got {pairs}.")
-        if clock not in CLOCKS or (clock == "gpu" and not self.gpu):
-            raise ArgumentError(f"cell {id!r}: clock must be 'host', or 'gpu' where there is one; got {clock!r}.")
+        if clock not in CLOCKS or (clock != "host" and not self.gpu):
+            raise ArgumentError(
+                f"cell {id!r}: clock must be 'host', or 'gpu' or 'submit' where there is a GPU; got {clock!r}."
+            )
         pairs = min(pairs, QUICK_PAIRS) if self.quick else pairs
         seconds = min(seconds, QUICK_SECONDS) if self.quick else seconds
         self.cases.append(

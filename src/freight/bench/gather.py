@@ -2,7 +2,7 @@
 
     rows    one call of 2**19 random ids, by row width and table size; and four batches of that size in one call
     cpu     the same against the ways that go through the CPU; for some with CPU seconds and GPU energy of a gigabyte
-    host    calls a second of few rows: what the host spends on a call
+    host    calls a second of few rows, as the host submits them: what it spends on a call
 
 Rivals: `torch.index_select` on the table seen as a CUDA tensor; `index_select` by CPU threads into pinned buffers,
 each copied while the next is filled; the naive `x[ids].to("cuda")`; and all rows in GPU memory, which is the bound.
@@ -58,10 +58,10 @@ def gather(run: Run) -> None:
             axes={"call": name},
             unit="1/s",
             amount=_CALLS,
-            clock="host",
+            clock="submit",
             targets=[at_least(least)],
             work=partial(_calling, name),
-            note=f"{_CALLS} calls of 64 rows of 256 bytes, the GPU done at the end",
+            note=f"{_CALLS} calls of 64 rows of 256 bytes, until the last of them returns",
         )
 
 

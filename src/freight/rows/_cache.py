@@ -45,12 +45,13 @@ def build(table: Table, base: Tensor, cache: int | str, hot: Hotness | None, hot
         served=torch.zeros(1, dtype=torch.int64, device=table.device),
         share=share,
     )
-    refresh(table, base, hot_rows)
+    refresh(table, hot_rows)
     return hot_rows
 
 
-def refresh(table: Table, base: Tensor, hot: HotRows) -> None:
+def refresh(table: Table, hot: HotRows) -> None:
     """Copy the hot rows from the table anew."""
+    base = table.base
     copiers = table.copiers(base[0].nbytes, len(hot.ids))
     _gather.Reader(table.on_gpu(base), base.dtype, hot.rows.device)(hot.ids, hot.rows, copiers)
 

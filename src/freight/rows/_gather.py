@@ -222,7 +222,7 @@ def _gather_kernel(
         row_words = row_words // PAIR * PAIR
         column_blocks = tl.cdiv(lines_words, COLUMNS)
         copiers = copiers.to(tl.int64)
-        blocks = tl.where(program < copiers, tl.cdiv(n, ROWS) * column_blocks, 0)
+        blocks = tl.cdiv(n, ROWS) * column_blocks
         served_hot = tl.zeros((), tl.int64)
         if work is None:
             for block in range(program, blocks, copiers):
@@ -232,8 +232,10 @@ def _gather_kernel(
                 )  # fmt: skip
                 if HOT:
                     served_hot += tl.where(block % column_blocks == 0, hits, 0)
-        else:  # few programs copy, and none may be left with more than its share
-            block = tl.atomic_add(work + 4, 1, sem="relaxed").to(tl.int64)
+        else:  # the last few programs copy, each the next tile that nobody has taken
+            block = blocks
+            if program >= programs - copiers:  # a tile that another program took would be copied by nobody
+                block = tl.atomic_add(work + 4, 1, sem="relaxed").to(tl.int64)
             while block < blocks:
                 hits = _copy(
                     table, hot, ids, hot_map, order, out, fault, block, n, N, column_blocks, skew_pairs, stride_pairs,

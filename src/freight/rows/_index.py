@@ -80,6 +80,16 @@ def check_range(index: Any, shape: torch.Size) -> None:
         dimension += _dimensions(part)
 
 
+def check_numbers(index: Tensor, size: int, dimension: int | None) -> None:
+    """Raise where a number lies outside 0 to `size`; the functions that take such an index count none from the end."""
+    if index.numel():
+        least, most = (int(end) for end in torch.aminmax(index))
+        if least < 0 or most >= size:
+            bad = least if least < 0 else most
+            where = "the flattened tensor" if dimension is None else f"dimension {dimension}"
+            raise OutOfRangeError(f"index {bad} is out of bounds for {where} with size {size}.")
+
+
 def _dimensions(part: Any) -> int:
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0

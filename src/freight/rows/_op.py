@@ -18,7 +18,7 @@ from freight._config import current
 from freight.errors import ArgumentError, ArgumentTypeError, OutOfRangeError, UnsupportedError
 from freight.rows import _gather
 from freight.rows._gather import casts, fill_bytes
-from freight.rows._table import Table, out_of_range, table_of
+from freight.rows._table import Table, fault_of, out_of_range, table_of
 
 _library = torch.library.Library("freight", "FRAGMENT")
 _library.define(
@@ -61,6 +61,8 @@ def _into(
     if held is not None:
         held.check_fault()
         held.count(ids, table)
+    elif table.device.type == "cuda":
+        fault_of(table.device).check()
     device = out.device
     if device.type == "cpu":
         _on_cpu(table, ids, out, wrap)
@@ -69,18 +71,19 @@ def _into(
         raise ArgumentError(
             f"rows of a table on {table.device} cannot be read by {device}: make the table with freight.unified."
         )
-    if ids.device != device:
-        ids = _moved(ids, device, len(table), wrap)
+    ids = ids_on(device, ids, len(table), wrap=wrap)
     if not ids.is_contiguous():
         ids = ids.contiguous()
     if held is not None and table is held.base and sms is None and held.rows_in_one_piece and _plain_to(out):
         _read_all(held, ids, out, wrap)
-    elif _rows_contiguous(table):
+    elif rows_contiguous(table):
         _read_part(held, table, ids, out, wrap, sms)
     else:
-        _by_torch(table if held is None else held.on_gpu(table), ids, out, held, wrap)
-    if held is not None and current().check_ids:
-        held.wait()
+        fault = (fault_of(device) if held is None else held.fault).on_gpu
+        _by_torch(table if held is None else held.on_gpu(table), ids, out, fault, wrap)
+    if current().check_ids:
+        torch.cuda.synchronize(device)
+        (fault_of(device) if held is None else held.fault).check()
 
 
 def _lazily(table: Tensor, ids: Tensor, out: Tensor, **how: Any) -> None:
@@ -112,9 +115,10 @@ def _read_all(held: Table, ids: Tensor, out: Tensor, wrap: bool) -> None:
 
 def _read_part(held: Table | None, table: Tensor, ids: Tensor, out: Tensor, wrap: bool, sms: int | None) -> None:
     """From a part of a table or one in GPU memory, to anywhere, or by few multiprocessors."""
-    source, fault, hot, copiers = table, None, None, None
+    source, hot, copiers = table, None, None
+    fault = fault_of(table.device).on_gpu if held is None else held.fault.on_gpu
     if held is not None:
-        source, fault = held.on_gpu(table), held.fault.on_gpu
+        source = held.on_gpu(table)
         hot = held.hot if held.is_whole(table) else None
         copiers = held.copiers(table.stride(0) * table.element_size(), ids.numel()) if len(table) > 1 else None
     direct = out.is_contiguous() and (out.dtype is table.dtype or casts(table.dtype, out.dtype, out.device))
@@ -126,14 +130,18 @@ def _read_part(held: Table | None, table: Tensor, ids: Tensor, out: Tensor, wrap
         out.copy_(to)
 
 
-def _moved(ids: Tensor, device: torch.device, rows: int, wrap: bool) -> Tensor:
+def ids_on(device: torch.device, ids: Tensor, rows: int, *, wrap: bool) -> Tensor:
+    """Ids on `device`; those that come from the CPU are known to lie in the table, and may be overwritten at once."""
+    if ids.device == device:
+        return ids
     if ids.device.type != "cpu":
         raise ArgumentError(f"ids are on {ids.device} and the rows land on {device}; move them there.")
     _check_range(ids, rows, wrap)
-    return ids.to(device, non_blocking=True)
+    # From pageable memory the driver has read them when the call returns; page-locked memory it reads later.
+    return (ids.clone() if ids.is_pinned() else ids).to(device, non_blocking=True)
 
 
-def _by_torch(source: Tensor, ids: Tensor, out: Tensor, held: Table | None, wrap: bool) -> None:
+def _by_torch(source: Tensor, ids: Tensor, out: Tensor, fault: Tensor | None, wrap: bool) -> None:
     """Rows that do not lie in one piece, such as those of a transposed view: read in place, by torch's own kernel."""
     if not out.numel():
         return
@@ -144,10 +152,10 @@ def _by_torch(source: Tensor, ids: Tensor, out: Tensor, held: Table | None, wrap
     read = near.index_select(0, rows.clamp(0, len(near) - 1).view(-1)).view(out.shape)
     fill = fill_bytes(source.dtype).view(source.dtype).to(source.device)
     out.copy_(torch.where(bad.view(*bad.shape, *[1] * (source.dim() - 1)), fill, read))
-    if held is not None:
+    if fault is not None:
         first = bad.view(-1).to(torch.int8).argmax()
         words = torch.stack([ids.view(-1)[first], torch.full_like(first, len(source))])
-        held.fault.on_gpu.copy_(torch.where(bad.any(), words, held.fault.on_gpu))
+        fault.copy_(torch.where(bad.any(), words, fault))
 
 
 def _on_cpu(table: Tensor, ids: Tensor, out: Tensor, wrap: bool) -> None:
@@ -179,7 +187,7 @@ def _check_range(ids: Tensor, rows: int, wrap: bool) -> None:
         raise OutOfRangeError(out_of_range(most if most >= rows else least, rows, wrap=wrap))
 
 
-def _rows_contiguous(table: Tensor) -> bool:
+def rows_contiguous(table: Tensor) -> bool:
     if table.is_conj() or table.is_neg():
         return False
     expected = 1
@@ -253,7 +261,7 @@ def gather_rows(
         raise ArgumentError("out takes the rows of one batch; gather several without it, or one after the other.")
     if not batches:
         return ()
-    on_gpu = [batch.reshape(-1).to(device, non_blocking=True) for batch in batches]
+    on_gpu = [ids_on(device, batch.reshape(-1), len(table), wrap=True) for batch in batches]
     dtype, every = dtype or table.dtype, torch.cat(on_gpu)
     rows = torch.ops.freight.gather_rows.default(table, every, device=device, dtype=dtype, token=token, sms=sms)
     parts = rows.split([batch.numel() for batch in batches])

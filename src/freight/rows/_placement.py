@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freight._config import current
 from freight.errors import ArgumentError, UnsupportedError
 from freight.rows import _index, _put
-from freight.rows._op import read
+from freight.rows._cache import refresh
+from freight.rows._op import ids_on, read, rows_contiguous
 from freight.rows._table import Table
 
 Function = Callable[..., Any]
@@ -34,10 +36,16 @@ _ABOUT |= {"is_inference", "storage_type", "is_coalesced", "dim_order", "_versio
 _COPIES = {"clone", "contiguous", "reshape", "flatten", "ravel", "float", "double", "half", "bfloat16", "int", "long"}
 _COPIES |= {"short", "char", "byte", "bool", "type", "type_as", "cfloat", "cdouble", "reshape_as"}
 _COPIES |= {"positive", "__pos__"}
-_INDEX_AT = {"gather": 2, "take_along_dim": 1, "masked_select": 1, "index_select": 2}
+_INDEXED = {  # whose last argument or so is an index, which may lie on either device
+    "gather": ("input", "dim", "index"),
+    "index_select": ("input", "dim", "index"),
+    "take_along_dim": ("input", "indices", "dim"),
+    "masked_select": ("input", "mask"),
+}
+_INDICES = {"index", "indices", "mask"}
 # What would make other memory, or another shape, of the tensor itself.
 _REMAKES = {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "rename_"}
-_REMAKES |= {"resize_", "resize_as_"}
+_REMAKES |= {"resize_", "resize_as_", "set_"}
 
 
 def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,7 +65,7 @@ def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 x._table.wait_for_writes()
         return _without_override(func, *_replaced((args, kwargs), _plain))
     if name in _REMAKES and _is_unified(args[0]):
-        another = name in ("resize_", "resize_as_")
+        another = name in ("resize_", "resize_as_", "set_")
         refuse_remaking(f"x.{name}(...)", "x = freight.unified(...)" if another else f"x = x.{name[:-1]}(...)")
     if name in _COPIES:
         _refuse_copy(func, name, args, kwargs)
@@ -116,6 +124,9 @@ def wrap(result: Any, table: Table) -> Any:
 
 
 def _compute(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if name in _INDEXED:
+        given = dict(zip(_INDEXED[name], args, strict=False)) | kwargs
+        args, kwargs = (given.pop("input"),), given  # which a method takes by place alone
     unified = list(unified_in((args, kwargs)))
     written = _written(name, args, kwargs)
     if written:
@@ -126,8 +137,8 @@ def _compute(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str,
         if device.type == "cpu":
             x._table.wait_for_writes()
     table = unified[0]._table
-    if name in _INDEX_AT and device.type == "cuda":
-        args = _with_index_on(device, name, unified[0], args)
+    if name in _INDEXED and device.type == "cuda":
+        kwargs = _with_index_on(device, args[0], kwargs)
     swap = _plain if device.type == "cpu" else _on_gpu
     result = _without_override(func, *_replaced((args, kwargs), swap))
     for x in written:
@@ -139,9 +150,9 @@ def _compute(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _place(unified: list[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    if name in _INDEXED:
+        kwargs = {key: value for key, value in kwargs.items() if key not in _INDICES}
     others = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor) and not _is_unified(leaf)]
-    if name in _INDEX_AT and len(args) > _INDEX_AT[name]:
-        others = [leaf for leaf in others if leaf is not args[_INDEX_AT[name]]]
     on_gpu = [other.device for other in others if other.device.type == "cuda"]
     if on_gpu:
         return on_gpu[0]
@@ -163,13 +174,14 @@ def _after_write(x: Any, device: torch.device) -> None:
     x.refresh()
 
 
-def _with_index_on(device: torch.device, name: str, x: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    at = _INDEX_AT[name]
-    index = _index.on_device(args[at], device)
-    if index.dtype is not torch.bool and index.numel():
-        size = x._plain.shape[args[1]] if name != "take_along_dim" else max(x._plain.shape)
-        _index.check_range(index.reshape(-1), torch.Size([size]))
-    return (*args[:at], index, *args[at + 1 :])
+def _with_index_on(device: torch.device, x: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the index on `device`, and known to lie in range: there, torch would end the context."""
+    [key] = kwargs.keys() & _INDICES
+    index = _index.on_device(kwargs[key], device)
+    if isinstance(index, Tensor) and index.dtype is not torch.bool:
+        shape, dim = x.shape, kwargs.get("dim")
+        _index.check_numbers(index, shape.numel() if dim is None else shape[dim], dim)
+    return {**kwargs, key: index}
 
 
 # ---- what has a way of its own ---------------------------------------------------------------------
@@ -267,22 +279,31 @@ def _setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         plain[_index.on_device(index, torch.device("cpu"))] = value.cpu() if isinstance(value, Tensor) else value
         x.refresh()
         return None
-    if found is not None and x.rows_contiguous(found[1]):
-        ids, rest = found
-        rows = plain[(slice(None), *rest)] if rest else plain
-        whole = table.hot is not None and table.is_whole(rows)
-        ids = ids.to(table.device)
-        hot = table.hot if whole else None
-        _put.put(rows, ids, value, source=table.on_gpu(rows), hot=hot, fault=table.fault.on_gpu)
-        table.mark_written()
-        if table.hot is not None and not whole:
-            x.refresh()
+    if found is not None and _put_rows(table, plain, *found, value):
         return None
     index = _index.on_device(index, table.device)
     _index.check_range(index, plain.shape)
     table.on_gpu(plain)[index] = value.to(table.device) if isinstance(value, Tensor) else value
     _after_write(x, table.device)
     return None
+
+
+def _put_rows(table: Table, plain: Tensor, ids: Tensor, rest: tuple[Any, ...], value: Any) -> bool:
+    """`plain[ids, *rest] = value` by the GPU, hot copies included; False where such rows do not lie in one piece."""
+    rows = plain[(slice(None), *rest)] if rest else plain
+    if not rows_contiguous(rows):
+        return False
+    table.check_fault()
+    ids = ids_on(table.device, ids, len(rows), wrap=True)
+    whole = table.is_whole(rows)
+    hot = table.hot if whole else None
+    _put.put(rows, ids, value, source=table.on_gpu(rows), hot=hot, fault=table.fault.on_gpu)
+    table.mark_written()
+    if table.hot is not None and not whole:
+        refresh(table, table.hot)
+    if current().check_ids:
+        table.wait()
+    return True
 
 
 def _index_select(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -55,11 +55,23 @@ class Fault:
 
     def check(self) -> None:
         """Raise what was met since the last look; never waits."""
+        said = self.take()
+        if said is not None:
+            raise OutOfRangeError(said)
+
+    def take(self) -> str | None:
+        """What was met since the last look, in words; None for nothing."""
         bad, rows = self._words
         if bad == _NO_FAULT and rows == _NO_FAULT:  # an id that is no number, cast to int64, looks like no fault
-            return
+            return None
         self._words[:] = (_NO_FAULT, _NO_FAULT)
-        raise OutOfRangeError(out_of_range(bad, rows))
+        return out_of_range(bad, rows)
+
+
+@functools.cache
+def fault_of(device: torch.device) -> Fault:
+    """Where gathers from plain tensors on a GPU say of an id outside them."""
+    return Fault(device)
 
 
 def out_of_range(bad: int, rows: int, *, wrap: bool = True) -> str:
@@ -82,7 +94,6 @@ class Table:
         self._device = self.traced_device = device  # the second one is read while torch.compile traces
         self._alias: Tensor | None = None
         self._whole_on_gpu: Tensor | None = None
-        self._fault: Fault | None = None
         self._lock = threading.Lock()
         self._orderings: dict[int, Ordering] = {}
         self._readers: dict[tuple[torch.dtype, bool], Reader] = {}
@@ -91,7 +102,8 @@ class Table:
         self.rows_asked = 0
         self.bytes_asked = 0
         self.written: torch.cuda.Event | None = None  # behind the last write by the GPU
-        self._end = weakref.finalize(self, _end, block, device)
+        self._faults: list[Fault] = []
+        self._end = weakref.finalize(self, _end, block, device, self._faults)
         self.token = next(_tokens)
         _open[self.token] = self
 
@@ -129,11 +141,11 @@ class Table:
     @property
     def fault(self) -> Fault:
         """Where the GPU writes an id outside the table."""
-        if self._fault is None:
+        if not self._faults:
             with self._lock:
-                if self._fault is None:
-                    self._fault = Fault(self._device)
-        return self._fault
+                if not self._faults:
+                    self._faults.append(Fault(self._device))
+        return self._faults[0]
 
     def on_gpu(self, view: Tensor) -> Tensor:
         """A plain CPU tensor inside the table, as a CUDA tensor over the same memory."""
@@ -223,8 +235,8 @@ class Table:
 
     def check_fault(self) -> None:
         """Raise for an id outside the table that a gather has met, if one has by now; never waits."""
-        if self._fault is not None:
-            self._fault.check()
+        if self._faults:
+            self._faults[0].check()
 
     def wait(self) -> None:
         """Wait for everything that the GPU was given so far, and raise for an id outside the table."""
@@ -268,7 +280,7 @@ class Table:
                 self.wait()
         finally:
             _open.pop(self.token, None)
-            self._alias = self._whole_on_gpu = self._fault = self.hot = None
+            self._alias = self._whole_on_gpu = self.hot = None
             self._readers.clear()
             self._end()
 
@@ -284,11 +296,13 @@ def _like(view: Tensor, seen: Tensor) -> Tensor:
     return torch._neg_view(seen) if view.is_neg() else seen
 
 
-def _end(block: HostBlock, device: torch.device) -> None:
-    """Nothing on the GPU may still read the memory when it goes."""
+def _end(block: HostBlock, device: torch.device, faults: list[Fault]) -> None:
+    """Nothing on the GPU may still read the memory when it goes; and what it met is not lost with the table."""
     if device.type == "cuda" and torch.cuda.is_initialized() and not _cuda.in_forked_child():
         with suppress(RuntimeError):  # a broken context reads nothing any more
             torch.cuda.synchronize(device)
+        for said in filter(None, (fault.take() for fault in faults)):
+            _log.error("a table was dropped before anybody asked: %s", said)
     block.close()
 
 
@@ -307,10 +321,20 @@ def table_of(token: int) -> Table | None:
 
 
 def _last_look() -> None:
-    """At exit, an id outside a table that nobody has heard of yet is said."""
+    """At exit, ids outside their tables that nobody has heard of yet are said: one raised, the others in the log."""
+    said: list[OutOfRangeError] = []
     for table in list(_open.values()):
         if table._process == os.getpid():
-            table.wait()
+            try:
+                table.wait()
+            except OutOfRangeError as error:
+                said.append(error)
+            except RuntimeError:  # a broken context has been told by what broke it
+                return
+    for error in said[1:]:
+        _log.error("%s", error)
+    if said:
+        raise said[0]
 
 
 atexit.register(_last_look)

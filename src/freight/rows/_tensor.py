@@ -146,19 +146,11 @@ class UnifiedTensor(torch.Tensor):
         """Copy cached rows from the table anew, after the CPU wrote to it."""
         self._table.check_open()
         if self._table.hot is not None:
-            _cache.refresh(self._table, self._table.base, self._table.hot)
+            _cache.refresh(self._table, self._table.hot)
 
     def close(self) -> None:
         """Give the memory up, once the GPU is done with it; every tensor over this table is closed with it."""
         self._table.close()
-
-    def rows_contiguous(self, rest: tuple[Any, ...] = ()) -> bool:
-        """Whether every row, or the part of it that `rest` indexes, lies in one piece."""
-        return _op._rows_contiguous(self._plain[(slice(None), *rest)] if rest else self._plain)
-
-    def set_(self, *_: Any, **__: Any) -> Any:
-        """Refused: torch would not ask `__torch_function__`."""
-        _placement.refuse_remaking("x.set_(...)", "x = freight.unified(...)")
 
     def __iter__(self) -> Iterator["UnifiedTensor"]:
         plain = self._memory()
@@ -321,11 +313,13 @@ def _share(x: UnifiedTensor) -> tuple[Any, ...]:
     geometry = (view.dtype, tuple(view.shape), view.stride(), offset)
     base = x._table.base
     whole = (base.dtype, tuple(base.shape), base.stride(), base.data_ptr() - x._table.block.address)
-    return _attached, (x._table.block, whole, geometry, x._table.device.type)
+    return _attached, (x._table.block, whole, geometry, str(x._table.device))
 
 
 def _attached(block: HostBlock, whole: tuple[Any, ...], geometry: tuple[Any, ...], kind: str) -> UnifiedTensor:
-    device = _compute_device(None if kind == "cuda" and not _cuda.in_forked_child() else "cpu")
+    # Whoever only reads it by the CPU starts no CUDA context: a device is named here, and not asked for.
+    on_gpu = kind != "cpu" and torch.cuda.is_available() and not _cuda.in_forked_child()
+    device = torch.device(kind) if on_gpu else torch.device("cpu")
     x = UnifiedTensor._over(block, _seen(block, *whole), device)
     return x if geometry == whole else UnifiedTensor._wrap(_seen(block, *geometry), x._table)
 

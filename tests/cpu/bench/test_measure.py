@@ -357,7 +357,7 @@ def test_a_goal_against_nobody() -> None:
         ({"unit": "hours"}, "unit must be one of s, ms, µs, GB/s, TFLOP/s, 1/s; got 'hours'"),
         ({"unit": "GB/s"}, "a rate needs its amount, and a time has none; got 0"),
         ({"amount": 5.0}, "a rate needs its amount, and a time has none; got 5.0 in s"),
-        ({"clock": "gpu"}, "clock must be 'host', or 'gpu' where there is one; got 'gpu'"),
+        ({"clock": "gpu"}, "clock must be 'host', or 'gpu' or 'submit' where there is a GPU; got 'gpu'"),
         ({"clock": "sun"}, "got 'sun'"),
         ({"pairs": 1}, "an interval needs at least two pairs; got 1"),
         ({"id": "first"}, "cell 'first' is declared twice"),

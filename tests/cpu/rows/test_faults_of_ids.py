@@ -140,7 +140,8 @@ def test_a_fault_is_told_once(bad: int, rows: int) -> None:
 
 def test_a_table_tells_the_fault_that_it_met() -> None:
     x = unified(torch.ones(5, 2))
-    x._table._fault, written = words()
+    fault, written = words()
+    x._table._faults.append(fault)
     for call in (x.check, x.stats, lambda: x[torch.tensor([0])], lambda: freight.gather_rows(x, torch.tensor([0]))):
         written[:] = (77, 5)
         with pytest.raises(OutOfRangeError, match="id 77 lies outside the table of 5 rows"):

@@ -164,6 +164,17 @@ def test_kernel_against_reference(
     case.run(ordered=ordered, wrap=wrap, sms=sms, config=config)
 
 
+@pytest.mark.parametrize("copiers", [1, 2, 3, 100])
+def test_every_tile_is_copied_by_however_few(copiers: int) -> None:
+    """Programs that only order run before those that copy here, and must leave every tile to them."""
+    config = {"TILE": 64, "num_warps": 4, "programs_per_sm": 2}
+    table = torch.arange(300 * 8, dtype=torch.int64).view(300, 8)
+    ids = torch.randint(300, (90,))
+    out = torch.full((90, 8), -1)
+    _gather.launch(table, ids, out, ordered=True, copiers=copiers, config=config)
+    assert_same_bits(out, table[ids])
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("row", [1, 2, 3, 7, 12, 16, 100, 400, 602 * 4])
 def test_every_width(row: int, ordered: bool) -> None:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -84,12 +85,21 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 # ---- the two ways of the kernel ------------------------------------------------------------------------
 
+BOTH_WAYS = pytest.mark.parametrize("ordered", [False, True], ids=["as they come", "ordered"])
+
 
 def order(x: freight.UnifiedTensor, ordered: bool) -> None:
     """Have ids of this table ordered by address always, or never: what pays is the machine's to say, and not tested."""
     row_bytes = x.stride(0) * x.element_size()
     x._table._orderings[row_bytes] = Ordering(pays=0 if ordered else 2**31, steps=((0, 16),))
     assert (x._table.copiers(row_bytes, 1) is not None) == ordered
+
+
+def table(rows: int, *row: int, ordered: bool, dtype: torch.dtype = torch.float32) -> freight.UnifiedTensor:
+    """A small table; its ids are ordered, or not, whatever would pay."""
+    x = freight.unified(random_rows(rows, *row, dtype=dtype))
+    order(x, ordered)
+    return x
 
 
 # ---- waiting -------------------------------------------------------------------------------------------

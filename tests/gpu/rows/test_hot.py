@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rows_on_gpu import LONG, assert_rows, never_waiting, order, random_ids, random_rows, rows_of
+from rows_on_gpu import BOTH_WAYS, LONG, assert_rows, never_waiting, order, random_ids, random_rows, rows_of
 from torch import Tensor
 
 import freight
@@ -15,7 +15,6 @@ from freight.errors import OutOfRangeError
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-BOTH_WAYS = pytest.mark.parametrize("ordered", [False, True], ids=["as they come", "ordered"])
 ROWS = 5000
 HOT = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3))[:700]
 

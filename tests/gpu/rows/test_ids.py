@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rows_on_gpu import COMPARABLE, OTHERS, assert_rows, order, random_ids, random_rows, rows_of, unwritten
+from rows_on_gpu import BOTH_WAYS, COMPARABLE, OTHERS, assert_rows, order, random_ids, random_rows, rows_of, unwritten
 from torch import Tensor
 
 import freight
@@ -18,7 +18,6 @@ from freight.kernels._tolerance import assert_same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-BOTH_WAYS = pytest.mark.parametrize("ordered", [False, True], ids=["as they come", "ordered"])
 ROWS = 1000
 BAD = [ROWS, ROWS + 1, -ROWS - 1, 2**31 - 1, -(2**31), 2**31 + 3, 2**40, 2**63 - 1, -(2**63)]
 
@@ -270,7 +269,6 @@ WAYS = {
     "columns": lambda x, at: x[:, at],
     "index_select": lambda x, at: x.index_select(1, at),
     "gather": lambda x, at: x.gather(1, at[None]),
-    "take_along_dim": lambda x, at: x.take_along_dim(at[None], 1),
     "rows of columns": lambda x, at: x.T[at],
     "no rows at all": lambda x, at: x[:0, ::2][at],
     "write columns": lambda x, at: x.__setitem__((slice(None), at), 1.0),

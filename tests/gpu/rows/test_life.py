@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 import torch
-from rows_on_gpu import LONG, Marked, Rows, assert_rows, order, random_ids, random_rows, read_until_killed, rows_of
+from rows_on_gpu import (
+    BOTH_WAYS,
+    LONG,
+    Marked,
+    Rows,
+    assert_rows,
+    order,
+    random_ids,
+    random_rows,
+    read_until_killed,
+    rows_of,
+)
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -19,8 +30,6 @@ import freight
 from freight import memory
 from freight._units import GiB
 from freight.errors import ClosedError, HostMemoryError
-
-BOTH_WAYS = pytest.mark.parametrize("ordered", [False, True], ids=["as they come", "ordered"])
 
 # ---- closed and dropped ------------------------------------------------------------------------------------
 
