@@ -148,10 +148,10 @@ def _by_torch(source: Tensor, ids: Tensor, out: Tensor, fault: Tensor | None, wr
     ids = ids.to(torch.int64)
     rows = torch.where(ids < 0, ids + len(source), ids) if wrap else ids
     bad = (rows < 0) | (rows >= len(source))
-    near = source if len(source) else source.new_empty((1, *source.shape[1:]))
+    near = as_integers(source if len(source) else source.new_empty((1, *source.shape[1:])))
     read = near.index_select(0, rows.clamp(0, len(near) - 1).view(-1)).view(out.shape)
-    fill = fill_bytes(source.dtype).view(source.dtype).to(source.device)
-    out.copy_(torch.where(bad.view(*bad.shape, *[1] * (source.dim() - 1)), fill, read))
+    fill = as_integers(fill_bytes(source.dtype).view(source.dtype)).to(source.device)
+    out.copy_(torch.where(bad.view(*bad.shape, *[1] * (source.dim() - 1)), fill, read).view(source.dtype))
     if fault is not None:
         first = bad.view(-1).to(torch.int8).argmax()
         words = torch.stack([ids.view(-1)[first], torch.full_like(first, len(source))])

@@ -45,7 +45,7 @@ _INDEXED = {  # whose last argument or so is an index, which may lie on either d
 _INDICES = {"index", "indices", "mask"}
 # What would make other memory, or another shape, of the tensor itself.
 _REMAKES = {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "rename_"}
-_REMAKES |= {"resize_", "resize_as_", "set_"}
+_REMAKES |= {"resize_", "resize_as_"}
 
 
 def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,7 +65,7 @@ def run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 x._table.wait_for_writes()
         return _without_override(func, *_replaced((args, kwargs), _plain))
     if name in _REMAKES and _is_unified(args[0]):
-        another = name in ("resize_", "resize_as_", "set_")
+        another = name in ("resize_", "resize_as_")
         refuse_remaking(f"x.{name}(...)", "x = freight.unified(...)" if another else f"x = x.{name[:-1]}(...)")
     if name in _COPIES:
         _refuse_copy(func, name, args, kwargs)

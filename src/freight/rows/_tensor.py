@@ -152,6 +152,10 @@ class UnifiedTensor(torch.Tensor):
         """Give the memory up, once the GPU is done with it; every tensor over this table is closed with it."""
         self._table.close()
 
+    def set_(self, *_: Any, **__: Any) -> Any:
+        """Refused here, for torch 2.13 asks `__torch_function__` about every method but this one."""
+        _placement.refuse_remaking("x.set_(...)", "x = freight.unified(...)")
+
     def __iter__(self) -> Iterator["UnifiedTensor"]:
         plain = self._memory()
         return (self._wrap(plain[at], self._table) for at in range(len(plain)))

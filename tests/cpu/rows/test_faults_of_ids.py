@@ -12,6 +12,7 @@ from torch.nn.functional import embedding
 
 import freight
 from freight.errors import FreightError, OutOfRangeError
+from freight.rows import _table
 from freight.rows._table import Fault, out_of_range
 
 ROWS = 7
@@ -152,3 +153,17 @@ def test_a_table_tells_the_fault_that_it_met() -> None:
         x.close()
     x.close()
     assert repr(x).startswith("UnifiedTensor(closed")
+
+
+def test_at_exit_nothing_is_left_unsaid(caplog: pytest.LogCaptureFixture) -> None:
+    """One is raised, and the others are logged; a table that met none says nothing."""
+    tables = [unified(torch.ones(5, 2)) for _ in range(4)]
+    for bad, x in zip((71, 72, 73), tables, strict=False):
+        fault, written = words()
+        x._table._faults.append(fault)
+        written[:] = (bad, 5)
+    with caplog.at_level("ERROR", "freight"), pytest.raises(OutOfRangeError) as raised:
+        _table._last_look()
+    said = [str(raised.value), *caplog.messages]
+    assert sorted(text.split(" lies")[0] for text in said) == ["id 71", "id 72", "id 73"]
+    _table._last_look()

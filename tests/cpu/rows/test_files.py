@@ -278,6 +278,25 @@ def test_an_error_in_the_middle_leaves_nothing_held(
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_no_thread_reads_on_when_the_memory_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = npy(tmp_path / "a.npy", np.ones(10_000)), os.preadv
+    slow, done = threading.Event(), threading.Event()
+
+    def fail_beside_a_slow_one(fd: int, buffers: Any, offset: int) -> int:
+        if not slow.is_set():
+            slow.set()
+            done.wait(0.3)  # a slow disk: nobody sets it before
+            done.set()
+            return read(fd, buffers, offset)
+        raise OSError(errno.EIO, "the disk broke")
+
+    monkeypatch.setattr(_files, "_PIECE", 40_000)
+    monkeypatch.setattr(os, "preadv", fail_beside_a_slow_one)
+    with freight.config(disk_threads=2), pytest.raises(DiskError):
+        from_file(path)
+    assert done.is_set()
+
+
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     path = npy(tmp_path / "a.npy", np.ones((1000, 10)))
 
@@ -371,7 +390,7 @@ def test_progress_on_a_terminal(terminal: bool, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(_files, "_WORTH_SHOWING", 100)
     path = npy(tmp_path / "rows.npy", np.ones((100, 10)))
     assert from_file(path).sum() == 1000
-    assert ("reading rows.npy" in screen.getvalue()) == terminal
+    assert ("reading rows.npy" in screen.getvalue()) == terminal == bool(screen.getvalue())
     shown = len(screen.getvalue())
     npy(path, np.ones(5))
     from_file(path)

@@ -168,9 +168,9 @@ def test_kernel_against_reference(
 def test_every_tile_is_copied_by_however_few(copiers: int) -> None:
     """Programs that only order run before those that copy here, and must leave every tile to them."""
     config = {"TILE": 64, "num_warps": 4, "programs_per_sm": 2}
-    table = torch.arange(300 * 8, dtype=torch.int64).view(300, 8)
-    ids = torch.randint(300, (90,))
-    out = torch.full((90, 8), -1)
+    table = torch.arange(300 * 8, device=DEVICE).view(300, 8)
+    ids = torch.randint(300, (90,), device=DEVICE)
+    out = torch.full((90, 8), -1, device=DEVICE)
     _gather.launch(table, ids, out, ordered=True, copiers=copiers, config=config)
     assert_same_bits(out, table[ids])
 
@@ -372,7 +372,7 @@ def test_rows_that_lie_in_pieces() -> None:
     assert_same_bits(freight.gather_rows(x, torch.tensor([3, -4])), x.host()[[3, -4]])
 
 
-@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@pytest.mark.parametrize("dtype", WHOLE + POOR, ids=str)
 def test_by_torch_is_the_reference(dtype: torch.dtype) -> None:
     """What rows in pieces go through on a GPU; its operations are torch's and the same on the CPU."""
     table = random_rows(4, 6, dtype=dtype).t()
@@ -452,6 +452,14 @@ def test_a_compiled_gather_is_one_operator(name: str) -> None:
     for ids in (torch.tensor([6, 0]), torch.tensor([3, 1])):
         assert torch.equal(compiled(ids), gather(x, ids) * 2)
     assert graphs.ours() == ["freight.gather_rows.default"]
+
+
+@pytest.mark.parametrize("name", ["index_select", "torch.index_select", "embedding"])
+def test_a_compiled_gather_has_the_ids_that_torch_has(name: str) -> None:
+    x = unified(torch.randn(7, 4))
+    compiled = torch.compile(lambda ids: GATHERS[name](x, ids), fullgraph=True, backend="eager")
+    with pytest.raises(OutOfRangeError, match="id -1 lies outside the table of 7 rows"):
+        compiled(torch.tensor([-1]))
 
 
 def test_a_compiled_gather_of_any_length_and_rank() -> None:

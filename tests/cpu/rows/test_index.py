@@ -216,6 +216,7 @@ def test_basic_is_what_gives_a_view() -> None:
         ((slice(None), tensor(4)), "index 4 is out of bounds for dimension 1 with size 4"),
         ((..., tensor(3)), "index 3 is out of bounds for dimension 2 with size 3"),
         ((None, 0, tensor(-5)), "index -5 is out of bounds for dimension 1 with size 4"),
+        ((True, tensor(5)), "index 5 is out of bounds for dimension 0 with size 5"),
         ((TABLE[:, :, 0] > 3, tensor(3)), "index 3 is out of bounds for dimension 2 with size 3"),
     ],
     ids=str,
@@ -224,6 +225,21 @@ def test_what_a_gpu_could_not_say(index: Any, message: str) -> None:
     """There torch would end the context instead."""
     with pytest.raises(OutOfRangeError, match=message):
         _index.check_range(_index.on_device(index, CPU), TABLE.shape)
+
+
+@pytest.mark.parametrize(
+    ("index", "dimension", "message"),
+    [
+        (tensor([0, 4], [3, 1]), 1, "index 4 is out of bounds for dimension 1 with size 4"),
+        (tensor(0, -1), 0, "index -1 is out of bounds for dimension 0 with size 4"),
+        (tensor(4), None, "index 4 is out of bounds for the flattened tensor with size 4"),
+    ],
+)
+def test_numbers_that_a_gpu_could_not_say(index: Tensor, dimension: int | None, message: str) -> None:
+    with pytest.raises(OutOfRangeError, match=message):
+        _index.check_numbers(index, 4, dimension)
+    _index.check_numbers(index.clamp(0, 3), 4, dimension)
+    _index.check_numbers(index[:0], 0, dimension)
 
 
 @pytest.mark.parametrize("rest", RESTS)
