@@ -101,8 +101,8 @@ class Config:
         _optional(_path),
         "Directory for freight's disk file. Unset: the first of `$TMPDIR`, `/var/tmp` and `/tmp` that is a real disk.",
     )
-    disk_threads: int = _knob(8, _count, "Threads that read and write the disk.")
-    disk_block_bytes: int = _knob(8 * MiB, _size, "Size of one read or write of the disk.")
+    disk_threads: int = _knob(16, _count, "Threads that read and write the disk.")
+    disk_block_bytes: int = _knob(MiB, _size, "Size of one read or write of the disk.")
     direct_io: bool = _knob(
         True, _flag, "Keep freight's disk file out of the page cache; an error where the file system cannot."
     )

@@ -176,7 +176,7 @@ def test_no_memory_for_staging_leaves_no_file(place: Path) -> None:
     before = descriptors_threads_held()
     with (
         freight.config(host_bytes=memory.stats().held + BLOCK),
-        pytest.raises(HostMemoryError, match="staging for the disk asked for 192 KiB"),
+        pytest.raises(HostMemoryError, match="staging for the disk asked for 1 MiB"),
     ):
         DiskFile(MiB, **SMALL)
     assert descriptors_threads_held() == before

@@ -2,9 +2,15 @@
 
     Extent       EMPTY -> WRITING -> WRITTEN (or FAILED)   and FREED at any time: its place once nothing moves on it
 
-A transfer is cut into blocks, each moved by one thread through a page-locked slot of its own: from the GPU to the slot
-to the disk, or back. While one thread waits for the disk another has its bytes on the link, so the copy is hidden.
-Memory that is aligned as direct I/O needs it goes without a slot. What fails is raised to whoever waits; what was not
+A transfer is cut into stages, and a stage into blocks. A stage crosses the link in one copy, through a page-locked slot
+of its own; its blocks are written or read by as many threads as there are, which the disk likes small and many. While
+one stage is at the disk the next one is on the link, so the copy is hidden. Memory that is aligned as direct I/O needs
+it goes without a slot.
+
+    write    a stager takes a slot and copies the stage into it     threads write its blocks     the last frees the slot
+    read     a stager takes a slot                                  threads read its blocks      the last copies it out
+
+Threads never wait for a slot, so slots always come free again. What fails is raised to whoever waits; what was not
 written whole is never read.
 """
 
@@ -38,6 +44,9 @@ from freight.memory._spans import Span, Spans
 from freight.memory._streams import CopyStreams, as_bytes
 from freight.memory._token import Token
 from freight.memory._workers import Workers
+
+_STAGE_BLOCKS = 8  # that cross the link together
+_STAGERS = 2  # one copies while the other hands out
 
 
 class Content(enum.Enum):
@@ -118,6 +127,7 @@ class DiskFile:
         self._threads = settings.disk_threads if threads is None else threads
         block = settings.disk_block_bytes if block_bytes is None else parse_bytes(block_bytes, "block_bytes")
         self._block = round_up(max(block, 1), ALIGN)
+        self._stage = _STAGE_BLOCKS * self._block
         if self._threads < 1:
             raise ArgumentError(f"threads must be at least 1; got {self._threads}.")
         self._streams = streams or CopyStreams()
@@ -132,12 +142,14 @@ class DiskFile:
         try:
             self._fd = _direct.open_nameless(self.directory, self.nbytes, direct=self.direct)
             held.callback(os.close, self._fd)
-            staging = allocate(self._threads * self._block, purpose="staging for the disk")
+            staging = allocate(max(2, self._threads // 2) * self._stage, purpose="staging for the disk")
             held.callback(staging.close)
-            self._slots = _slots(staging, self._block)
+            self._slots = _slots(staging, self._stage)
             held.callback(_empty, self._slots)
             self._workers = Workers(self._threads, "freight-disk")
             held.callback(self._workers.close)
+            self._stagers = Workers(_STAGERS, "freight-stage")
+            held.callback(self._stagers.close)
         except BaseException:  # or the traceback keeps what there was already
             self._end()
             raise
@@ -183,7 +195,7 @@ class DiskFile:
             self._check_transfer(extent, source)
             if self._moves_on(extent):
                 raise FreightError(f"{extent} is in use by another transfer; wait for its token before writing anew.")
-            return self._start(_Transfer("write", extent, source, self._block, self._ready(source, after), None))
+            return self._start(_Transfer("write", extent, source, self._stage, self._ready(source, after), None))
 
     def read(self, extent: Extent, tensor: Tensor, *, after: Any = None) -> Token:
         """Start reading `extent` into `tensor`, on the CPU or the GPU; it must have as many bytes.
@@ -199,7 +211,7 @@ class DiskFile:
             if extent._content not in (Content.WRITING, Content.WRITTEN):
                 raise FreightError(f"{extent} cannot be read: write it first.")
             torch.autograd.graph.increment_version(to)  # so that autograd sees it where it saved the tensor
-            return self._start(_Transfer("read", extent, to, self._block, self._ready(to, after), extent._writing))
+            return self._start(_Transfer("read", extent, to, self._stage, self._ready(to, after), extent._writing))
 
     def stats(self) -> DiskStats:
         """What the file holds and has moved."""
@@ -247,87 +259,105 @@ class DiskFile:
         return f"DiskFile({show_bytes(self.nbytes)} in {self.directory}{', closed' if self._closed else ''})"
 
     def _start(self, transfer: "_Transfer") -> Token:
-        """Hand the blocks to the threads; where Ctrl-C comes in between, fail the rest, so that nobody waits for it."""
+        """Hand the stages to the stagers; where Ctrl-C comes in between, fail the rest, so that nobody waits for it."""
         extent = transfer.extent
         try:
             self._under_way.add(transfer)
             if transfer.what == "write":
                 extent._content, extent._sums, extent._writing = Content.WRITING, {}, transfer.token
             for _ in range(transfer.left):
-                self._workers.do(partial(self._move, transfer))
+                self._stagers.do(partial(self._begin_stage, transfer))
         except BaseException as error:
             transfer.error = transfer.error or FreightError(f"{transfer.token.what}: not all was begun: {error!r}")
             while transfer.todo:
                 transfer.todo.popleft()
-                self._finish_block(transfer)
+                self._finish_stage(transfer)
             raise
         return transfer.token
 
-    def _move(self, transfer: "_Transfer") -> None:
-        """The next block of a transfer, on a worker thread."""
+    def _begin_stage(self, transfer: "_Transfer") -> None:
+        """The next stage of a transfer, on a stager: its bytes into place, and its blocks to the threads."""
         with self._lock:
             if not transfer.todo:  # it could not be begun whole
                 return
             start = transfer.todo.popleft()
+        stage = _Stage(transfer, start, min(self._stage, transfer.bytes.numel() - start))
         try:
             if transfer.error is None:
                 transfer.token._run()
-                if transfer.behind is not None:  # it was queued earlier, so another thread has it already
+                if transfer.behind is not None:  # it was queued earlier, so all of it is with the threads by now
                     transfer.behind.wait()
-                nbytes = min(self._block, transfer.bytes.numel() - start)
-                if nbytes:
-                    (self._write_block if transfer.what == "write" else self._read_block)(transfer, start, nbytes)
+                self._place(stage)
+        except BaseException as error:
+            transfer.error = transfer.error or _without_frames(error)
+        blocks = range(0, 0 if transfer.error else stage.padded, self._block)
+        stage.left = len(blocks)
+        for at in blocks:
+            self._workers.do(partial(self._move_block, stage, at))
+        if not blocks:
+            self._end_stage(stage)
+
+    def _place(self, stage: "_Stage") -> None:
+        """Find the memory that the disk reads from or writes to: the tensor's own, or a slot, filled for a write."""
+        transfer, nbytes = stage.transfer, stage.nbytes
+        piece = stage.piece
+        if transfer.ready is None and self._can_go_as_it_is(piece):
+            stage.address, stage.padded = piece.data_ptr(), nbytes
+        else:
+            slot = stage.slot = self._slots.get()
+            stage.address, stage.padded = slot.data_ptr(), round_up(nbytes, ALIGN)
+            if transfer.what == "write":
+                self._copy(slot[:nbytes], piece, transfer.ready)
+                slot[nbytes : stage.padded].zero_()
+
+    def _move_block(self, stage: "_Stage", at: int) -> None:
+        """One block, on a thread; the last one of a stage ends it."""
+        transfer = stage.transfer
+        try:
+            if transfer.error is None:
+                self._to_or_from_disk(transfer, stage, at)
+        except BaseException as error:
+            transfer.error = transfer.error or _without_frames(error)
+        with self._lock:
+            stage.left -= 1
+            last = stage.left == 0
+        if last:
+            self._end_stage(stage)
+
+    def _to_or_from_disk(self, transfer: "_Transfer", stage: "_Stage", at: int) -> None:
+        extent, address, offset = transfer.extent, stage.address + at, transfer.extent.offset + stage.start + at
+        padded, nbytes = min(self._block, stage.padded - at), min(self._block, stage.nbytes - at)
+        if transfer.what == "write":
+            if self._checksum:
+                extent._sums[stage.start + at] = _sum(address, nbytes)
+            _direct.write_from(self._fd, address, padded, offset)
+            return
+        _direct.read_into(self._fd, address, padded, offset)
+        if self._checksum and _sum(address, nbytes) != extent._sums[stage.start + at]:
+            reason = f"{show_bytes(nbytes)} read back at offset {offset} are not what was written"
+            raise ChecksumError(errno.EIO, reason, str(self.directory))
+
+    def _end_stage(self, stage: "_Stage") -> None:
+        """What was read goes where it belongs, and the slot to the next."""
+        transfer = stage.transfer
+        try:
+            if transfer.what == "read" and transfer.error is None and stage.slot is not None:
+                self._copy(stage.piece, stage.slot[: stage.nbytes], transfer.ready)
         except BaseException as error:
             transfer.error = transfer.error or _without_frames(error)
         finally:
-            self._finish_block(transfer)
+            slot, stage.slot = stage.slot, None
+            if slot is not None:
+                self._slots.put(slot)
+            self._finish_stage(transfer)
 
-    def _write_block(self, transfer: "_Transfer", start: int, nbytes: int) -> None:
-        piece = transfer.bytes[start : start + nbytes]
-        on_gpu = transfer.ready is not None
-        if not on_gpu and self._can_go_as_it_is(piece):
-            self._write_from(transfer.extent, start, piece.data_ptr(), nbytes, nbytes)
-            return
-        slot = self._slots.get()
-        try:
-            if on_gpu:
-                self._streams.copy(slot[:nbytes], piece, after=transfer.ready).wait()
-            else:
-                ctypes.memmove(slot.data_ptr(), piece.data_ptr(), nbytes)  # torch's own copy would start more threads
-            padded = round_up(nbytes, ALIGN)
-            slot[nbytes:padded].zero_()
-            self._write_from(transfer.extent, start, slot.data_ptr(), nbytes, padded)
-        finally:
-            self._slots.put(slot)
+    def _copy(self, to: Tensor, source: Tensor, ready: Any) -> None:
+        if ready is not None:
+            self._streams.copy(to, source, after=ready).wait()
+        else:
+            ctypes.memmove(to.data_ptr(), source.data_ptr(), to.numel())  # torch's own copy would start more threads
 
-    def _read_block(self, transfer: "_Transfer", start: int, nbytes: int) -> None:
-        piece = transfer.bytes[start : start + nbytes]
-        on_gpu = transfer.ready is not None
-        if not on_gpu and self._can_go_as_it_is(piece):
-            self._read_into(transfer.extent, start, piece.data_ptr(), nbytes, nbytes)
-            return
-        slot = self._slots.get()
-        try:
-            self._read_into(transfer.extent, start, slot.data_ptr(), nbytes, round_up(nbytes, ALIGN))
-            if on_gpu:
-                self._streams.copy(piece, slot[:nbytes], after=transfer.ready).wait()
-            else:
-                ctypes.memmove(piece.data_ptr(), slot.data_ptr(), nbytes)
-        finally:
-            self._slots.put(slot)
-
-    def _write_from(self, extent: Extent, start: int, address: int, nbytes: int, padded: int) -> None:
-        if self._checksum:
-            extent._sums[start] = _sum(address, nbytes)
-        _direct.write_from(self._fd, address, padded, extent.offset + start)
-
-    def _read_into(self, extent: Extent, start: int, address: int, nbytes: int, padded: int) -> None:
-        _direct.read_into(self._fd, address, padded, extent.offset + start)
-        if self._checksum and _sum(address, nbytes) != extent._sums[start]:
-            reason = f"{show_bytes(nbytes)} read back at offset {extent.offset + start} are not what was written"
-            raise ChecksumError(errno.EIO, reason, str(self.directory))
-
-    def _finish_block(self, transfer: "_Transfer") -> None:
+    def _finish_stage(self, transfer: "_Transfer") -> None:
         with self._lock:
             transfer.left -= 1
             if transfer.left:
@@ -389,16 +419,34 @@ class DiskFile:
 class _Transfer:
     """A read or write under way; `ready` is the event it starts behind, None where it stays in host memory."""
 
-    def __init__(self, what: str, extent: Extent, data: Tensor, block: int, ready: Any, behind: Token | None) -> None:
+    def __init__(self, what: str, extent: Extent, data: Tensor, stage: int, ready: Any, behind: Token | None) -> None:
         self.what = what
         self.extent = extent
         self.bytes = data
         self.ready = ready
         self.behind = behind
-        self.todo = deque(range(0, data.numel(), block) or (0,))  # where the blocks start that no thread has begun
+        self.todo = deque(range(0, data.numel(), stage) or (0,))  # where the stages start that nobody has begun
         self.left = len(self.todo)
         self.error: BaseException | None = None
         self.token = Token(f"{what} of {show_bytes(data.numel())}, disk")
+
+
+class _Stage:
+    """A part of a transfer that crosses the link together; `left` blocks of it are not done."""
+
+    def __init__(self, transfer: _Transfer, start: int, nbytes: int) -> None:
+        self.transfer = transfer
+        self.start = start
+        self.nbytes = nbytes
+        self.slot: Tensor | None = None
+        self.address = 0
+        self.padded = 0
+        self.left = 0
+
+    @property
+    def piece(self) -> Tensor:
+        """The part of the transfer's bytes."""
+        return self.transfer.bytes[self.start : self.start + self.nbytes]
 
 
 def _without_frames(error: BaseException) -> BaseException:
@@ -407,9 +455,9 @@ def _without_frames(error: BaseException) -> BaseException:
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # the first is still at work
 
 
-def _slots(memory: HostBlock, block: int) -> "queue.SimpleQueue[Tensor]":
+def _slots(memory: HostBlock, stage: int) -> "queue.SimpleQueue[Tensor]":
     slots: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-    for slot in memory.tensor().split(block):
+    for slot in memory.tensor().split(stage):
         slots.put(slot)
     return slots
 

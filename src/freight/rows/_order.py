@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freight._units import GiB, MiB
+from freight._units import GiB, KiB, MiB
 from freight.machine import Machine
 from freight.machine._known import known, shipped
 from freight.rows._gather import WINDOW
@@ -39,8 +39,9 @@ class Curve:
         """From measured facts; without any, those of a GPU that looks up 43 million pages a second over 50 GB/s."""
         sequential = None if machine is None else machine.reads.sequential_gbs
         if machine is None or sequential is None or not machine.reads.random:
-            seen = ((256 * MiB, 64, 64 / 40e9), (GiB, 64, 64 / 7e9), (8 * GiB, 64, 64 / 2.6e9))
-            return cls(seen, 1 / 43e6, 1 / 50e9, 256 * MiB)
+            narrow = {256 * MiB: 64 / 40e9, GiB: 64 / 7e9, 8 * GiB: 64 / 2.6e9}
+            wide = tuple((table, 4 * KiB, 4 * KiB / 50e9) for table in narrow)
+            return cls((*((table, 64, took) for table, took in narrow.items()), *wide), 1 / 43e6, 1 / 50e9, 256 * MiB)
         reads = machine.reads
         seen = [read for read in reads.random if read.gbs]
         rows = tuple((read.table_bytes, read.row_bytes, read.row_bytes / read.gbs / 1e9) for read in seen)

@@ -164,7 +164,7 @@ def _place(unified: list[Any], name: str, args: tuple[Any, ...], kwargs: dict[st
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The unified tensors that a function writes to: its first argument where it works in place, and `out`."""
     in_place = (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__")
-    targets = [_first(args, kwargs)] if in_place else []
+    targets = [_first(args, kwargs)] if in_place or kwargs.get("inplace") else []
     return list(unified_in((targets, kwargs.get("out"))))
 
 

@@ -227,6 +227,8 @@ def unified(
     >>> x[[2, 0]].tolist()
     [[4.0, 5.0], [0.0, 1.0]]
     """
+    if isinstance(data, UnifiedTensor) and device is not None and _compute_device(device) != data.compute_device:
+        raise ArgumentError(f"the data is unified already, and computes on {data.compute_device}; got {device=}.")
     x = data if isinstance(data, UnifiedTensor) else (_in_place if in_place else _copied)(data, device)
     if cache is not None:
         try:

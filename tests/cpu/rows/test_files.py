@@ -283,12 +283,13 @@ def test_no_thread_reads_on_when_the_memory_is_given_up(tmp_path: Path, monkeypa
     slow, done = threading.Event(), threading.Event()
 
     def fail_beside_a_slow_one(fd: int, buffers: Any, offset: int) -> int:
-        if not slow.is_set():
-            slow.set()
-            done.wait(0.3)  # a slow disk: nobody sets it before
-            done.set()
-            return read(fd, buffers, offset)
-        raise OSError(errno.EIO, "the disk broke")
+        if offset < 40_000:
+            slow.wait(60)
+            raise OSError(errno.EIO, "the disk broke")
+        slow.set()
+        done.wait(0.3)  # a slow disk: nobody sets it before
+        done.set()
+        return read(fd, buffers, offset)
 
     monkeypatch.setattr(_files, "_PIECE", 40_000)
     monkeypatch.setattr(os, "preadv", fail_beside_a_slow_one)
