@@ -20,6 +20,8 @@ from freight.bench._registry import benchmark
 from freight.bench._run import Run, Skip, Way, Work, at_least
 from freight.memory import CopyStreams, HostBlock, allocate
 
+_OF_MEMORY = ("_host", "_registry", "_budget", "_streams", "_devices", "_token", "_views")  # all but pools and disk
+_MEASURES = (*(f"freight.memory.{name}" for name in _OF_MEMORY), "freight._cuda", "freight._pages")
 _TORCH = "torch pin_memory"
 _PAGE = 4096
 _PURPOSE = "the links benchmark"
@@ -28,7 +30,7 @@ _PURPOSE = "the links benchmark"
 @benchmark(
     "links",
     title="Host memory and the link to the GPU",
-    measures=("freight.memory", "freight._cuda", "freight._pages"),
+    measures=_MEASURES,
 )
 def links(run: Run) -> None:
     """Declare the cells."""
