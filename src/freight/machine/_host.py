@@ -5,16 +5,15 @@ import platform
 import resource
 from pathlib import Path
 
-import psutil
 import torch
 
+from freight._ram import memory
 from freight._units import MiB, show_bytes
 from freight.errors import HostMemoryError
 from freight.machine._budget import Budget
 from freight.machine._facts import Host, short
 from freight.machine._timing import best_seconds
 
-_CGROUP = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 _CAP_IPC_LOCK = 14
 
@@ -42,28 +41,6 @@ def memcpy_gbs(available: int, budget: Budget) -> float:
     return short(size / best_seconds(lambda: dst.copy_(src), budget.seconds) / 1e9)
 
 
-def memory() -> tuple[int, int]:
-    """Total and available memory, of the machine or of the container where that has less."""
-    machine = psutil.virtual_memory()
-    for folder, limit_file, used_file in (
-        (_CGROUP, "memory.max", "memory.current"),
-        (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        limit, used = _number(folder / limit_file), _number(folder / used_file)
-        if limit is not None and used is not None and limit < machine.total:
-            return limit, min(machine.available, max(0, limit - used + _file_cache(folder / "memory.stat")))
-    return machine.total, machine.available
-
-
-def _file_cache(statistics: Path) -> int:
-    """Bytes of files in the page cache, which a container counts as used and gives up on demand."""
-    try:
-        lines = dict(line.split() for line in statistics.read_text().splitlines())
-        return int(lines.get("inactive_file", 0)) + int(lines.get("active_file", 0))
-    except (OSError, ValueError):
-        return 0
-
-
 def _cpu_name() -> str:
     try:
         lines = (_PROC / "cpuinfo").read_text().splitlines()
@@ -84,10 +61,3 @@ def _may_lock_any() -> bool:
         return False
     held = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
     return bool(int(held, 16) >> _CAP_IPC_LOCK & 1) and users == ["0", "0", str(2**32 - 1)]
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # absent, or "max"
-        return None

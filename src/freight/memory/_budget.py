@@ -8,15 +8,11 @@ import os
 import threading
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from freight._config import current
+from freight._ram import memory
 from freight._units import show_bytes
 from freight.errors import HostMemoryError
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -68,8 +64,7 @@ class Budget:
             self._taken -= self._returned.popleft()
         held = self._taken
         settings = current()
-        memory = psutil.virtual_memory()
-        total, available = _within_container(memory.total, memory.available)
+        total, available = memory()
         if settings.host_bytes is not None:
             return Room(held, settings.host_bytes, available, f"host_bytes={show_bytes(settings.host_bytes)}")
         reason = f"host_share={settings.host_share:g} of {show_bytes(total)}"
@@ -88,34 +83,6 @@ def _refusal(nbytes: int, purpose: str, room: Room) -> str:
         f"{asked}the machine has {show_bytes(room.available)} available (freight holds {show_bytes(room.held)} of the "
         f"{show_bytes(room.limit)} that {room.limited_by} allows). Ask for less, or stop what else uses its memory."
     )
-
-
-def _within_container(total: int, available: int) -> tuple[int, int]:
-    """The machine's memory, or the container's where that is less."""
-    for limit_file, used_file, folder in (
-        ("memory.max", "memory.current", _CGROUP),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", _CGROUP / "memory"),
-    ):
-        limit, used = _number(folder / limit_file), _number(folder / used_file)
-        if limit is not None and used is not None and limit < total:
-            return limit, min(available, max(0, limit - used + _file_cache(folder / "memory.stat")))
-    return total, available
-
-
-def _file_cache(statistics: Path) -> int:
-    """Bytes of files in the page cache, which count as used and are given up on demand."""
-    try:
-        lines = dict(line.split() for line in statistics.read_text().splitlines())
-        return int(lines.get("inactive_file", 0)) + int(lines.get("active_file", 0))
-    except (OSError, ValueError):
-        return 0
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # absent, or "max"
-        return None
 
 
 budget = Budget()

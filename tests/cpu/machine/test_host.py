@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 
+from freight import _ram
 from freight._units import GiB, MiB
 from freight.errors import HostMemoryError
 from freight.machine import _budget, _host
@@ -27,7 +28,7 @@ def write(folder: Path, **files: object) -> None:
 
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(_host, "_CGROUP", tmp_path)
+    monkeypatch.setattr(_ram, "_CGROUP", tmp_path)
     return tmp_path
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import freight
-from freight import memory
+from freight import _ram, memory
 from freight._units import GiB, KiB, MiB
 from freight.errors import HostMemoryError
-from freight.memory import _budget
 from freight.memory._budget import Budget
 
 
@@ -21,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A machine of 16 GiB with 10 GiB available and no container; a test may change it."""
     ram = SimpleNamespace(total=16 * GiB, available=10 * GiB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: ram)
-    monkeypatch.setattr(_budget, "_CGROUP", tmp_path)
+    monkeypatch.setattr(_ram, "_CGROUP", tmp_path)
     return ram
 
 
