@@ -2,7 +2,7 @@
 
     rows    one call of 2**19 random ids, by row width and table size; and four batches of that size in one call
     cpu     the same against the ways that go through the CPU; for some with CPU seconds and GPU energy of a gigabyte
-    host    calls a second of few rows, as the host submits them: what it spends on a call
+    host    calls a second of few rows: as the host submits them, and until the GPU is done with them
 
 Rivals: `torch.index_select` on the table seen as a CUDA tensor; `index_select` by CPU threads into pinned buffers,
 each copied while the next is filled; the naive `x[ids].to("cuda")`; and all rows in GPU memory, which is the bound.
@@ -43,7 +43,7 @@ def gather(run: Run) -> None:
     if not run.gpu:
         _declare_on_cpu(run)
         return
-    for row_bytes in (64, 1024):
+    for row_bytes in _WIDTHS:
         _declare_rows(run, 1, 1, row_bytes, None)
     for (gib, batches), speeds in _GBS.items():
         for row_bytes, gbs in zip(_WIDTHS, speeds, strict=True):
@@ -51,18 +51,19 @@ def gather(run: Run) -> None:
         if gib == 8:  # while the table of that size is there
             for row_bytes in _WIDTHS:
                 _declare_cpu(run, row_bytes)
-    for name, least in (("gather_rows", 1e6 / 30), ("x[ids]", 1e6 / 60)):
-        run.cell(
-            f"host/{name}",
-            group="host",
-            axes={"call": name},
-            unit="1/s",
-            amount=_CALLS,
-            clock="submit",
-            targets=[at_least(least)],
-            work=partial(_calling, name),
-            note=f"{_CALLS} calls of 64 rows of 256 bytes, until the last of them returns",
-        )
+    for clock, until in (("submit", "until the last of them returns"), ("host", "until the GPU is done with them")):
+        for name, least in (("gather_rows", 1e6 / 30), ("x[ids]", 1e6 / 60)):
+            run.cell(
+                f"host/{clock}/{name}",
+                group="host",
+                axes={"call": name, "clock": clock},
+                unit="1/s",
+                amount=_CALLS,
+                clock=clock,
+                targets=[at_least(least)],
+                work=partial(_calling, name),
+                note=f"{_CALLS} calls of 64 rows of 256 bytes, {until}",
+            )
 
 
 # ---- rows: the GPU's own ways ------------------------------------------------------------------------
@@ -80,7 +81,7 @@ def _declare_rows(run: Run, gib: int, batches: int, row_bytes: int, gbs: float |
         clock="gpu",
         targets=[*([] if gbs is None else [at_least(gbs)]), at_least(0.98, of=_ALIAS)],
         work=partial(_reading, table, row_bytes, ids),
-        seconds=1.0 if gbs is None else 1.5,
+        seconds=5.0,
         in_quick=row_bytes in (64, 512, 4096),
         note=f"{ids:,} uniform random ids, fresh each round; bytes of rows only",
     )
@@ -129,7 +130,7 @@ def _declare_cpu(run: Run, row_bytes: int) -> None:
         clock="host",
         targets=[] if over is None else [at_least(over, of=everyone)],
         work=partial(_through_cpu, table, row_bytes, ids),
-        seconds=1.0,
+        seconds=4.0,
         in_quick=row_bytes == 512,
         note="ids on the CPU for those that need them there; bytes of rows only",
     )

@@ -30,7 +30,7 @@ _SPREAD = 0x9E3779B1  # odd: multiplying by it shuffles the numbers below a powe
 def hot(run: Run) -> None:
     """Declare the cells."""
     for gib in (8, 32):
-        for skew in (0.75,):
+        for skew in (0.5, 0.75):
             for percent in (1, 5, 20):
                 ids = _IDS // (8 if run.quick else 1)
                 table = gib * GiB // (1 if run.gpu and not run.quick else 64)
@@ -42,7 +42,7 @@ def hot(run: Run) -> None:
                     clock="gpu" if run.gpu else "host",
                     targets=[at_least(0.85, of=_MISSES)] if run.gpu else [],
                     work=partial(_reading, table, skew, percent, ids, on_gpu=run.gpu),
-                    seconds=1.5,
+                    seconds=4.0,
                     in_quick=gib == 8 and skew == 0.75,
                     note=f"{ids:,} ids of {_ROW_BYTES}-byte rows, drawn by degree, fresh each round",
                 )
